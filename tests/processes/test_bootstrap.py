@@ -31,15 +31,17 @@ def connect_and_exchange() -> dict[str, object]:
     try:
         between_ranks = [link for link in world.links if link.purpose != links.Purpose.OPENER]
         for link in between_ranks:
-            link.socket.sendall(bytes([world.rank, link.purpose, link.index]))
+            link.socket.sendall(bytes([world.identity.rank, link.purpose, link.index]))
         heard = [
             (link.peer, int(link.purpose), link.index, tuple(link.socket.recv(3, socket.MSG_WAITALL)))
             for link in between_ranks
         ]
         for link in between_ranks:
             assert link.socket.gettimeout() is None
-        names = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "generation", "transport")
-        return {name: getattr(world, name) for name in (*names, "host_of_rank")} | {
+        names = ("generation", "transport", "host_of_rank")
+        return {
+            **vars(world.identity),
+            **{name: getattr(world, name) for name in names},
             "heard": heard,
             "opens_data_links": world.opener is not None,
         }

@@ -17,7 +17,7 @@ from horovod.world.secret import SecretFile, read_secret
 
 def test_a_single_process_needs_nothing() -> None:
     world = bootstrap.connect(Settings.from_environment({}))
-    assert (world.rank, world.size, world.transport, world.links) == (0, 1, "loopback", [])
+    assert (world.identity.rank, world.identity.size, world.transport, world.links) == (0, 1, "loopback", [])
     assert (world.host_of_rank, world.rendezvous) == ([0], None)
     assert bootstrap.connect(Settings.from_environment({})).generation == world.generation + 1
 
@@ -31,11 +31,11 @@ def test_one_of_many_without_a_rendezvous_is_an_error(variable: str) -> None:
 def test_a_world_size_that_is_no_number_is_asked_about() -> None:
     with pytest.raises(StartError, match="WORLD_SIZE='abc': expected the number of processes .*\nhint: unset it"):
         bootstrap.connect(Settings.from_environment({"WORLD_SIZE": "abc"}))
-    assert bootstrap.connect(Settings.from_environment({"WORLD_SIZE": "abc", "HOROVOD_SIZE": "1"})).size == 1
+    assert bootstrap.connect(Settings.from_environment({"WORLD_SIZE": "abc", "HOROVOD_SIZE": "1"})).identity.size == 1
 
 
 def test_independent_processes_can_be_asked_for() -> None:
-    assert bootstrap.connect(Settings.from_environment({"WORLD_SIZE": "4", "HOROVOD_SIZE": "1"})).size == 1
+    assert bootstrap.connect(Settings.from_environment({"WORLD_SIZE": "4", "HOROVOD_SIZE": "1"})).identity.size == 1
 
 
 @pytest.mark.parametrize("variable", ["HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS"])

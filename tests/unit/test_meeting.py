@@ -212,7 +212,7 @@ def test_a_host_whose_ranks_cannot_share_memory_is_divided() -> None:
 def test_two_ranks_with_one_place_are_told() -> None:
     ranks = world(2, 1)
     store = ranks[0].rendezvous._store
-    same = Rank(store, RankIdentity("node0000", 1, 2, 0, 1, 1, 2))
+    same = Rank(store, RankIdentity(1, 2, 0, 1, 1, 2, "node0000"))
     ranks[0].meeting.offer("here", None)
     with pytest.raises(StartError, match=r"rank 1 says that it is local rank 0 of host 'node0000', and so does rank 0"):
         same.meeting.offer("there", None)

@@ -183,22 +183,22 @@ def shutdown() -> None:
 
 def local_rank() -> int:
     """This process' number among those on its host."""
-    return int(current().world.local_rank)
+    return int(current().world.identity.local_rank)
 
 
 def local_size() -> int:
     """Number of processes on this host."""
-    return int(current().world.local_size)
+    return int(current().world.identity.local_size)
 
 
 def cross_rank() -> int:
     """This host's number among those that have this local rank."""
-    return int(current().world.cross_rank)
+    return int(current().world.identity.cross_rank)
 
 
 def cross_size() -> int:
     """Number of hosts that have this local rank."""
-    return int(current().world.cross_size)
+    return int(current().world.identity.cross_size)
 
 
 def is_homogeneous() -> bool:

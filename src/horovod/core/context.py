@@ -73,12 +73,12 @@ class Context:
 
     def __init__(self, world: World, settings: Settings) -> None:
         self.world = world
-        self.rank: int = world.rank
-        self.size: int = world.size
+        self.rank: int = world.identity.rank
+        self.size: int = world.identity.size
         self.process_id = os.getpid()
         self.sets: dict[int, Any] = {}  # the process sets of core/process_sets.py by number, but the global one
         self.dynamic_process_sets = settings.dynamic_process_sets
-        self._places = {0: (world.size, world.rank)}
+        self._places = {0: (self.size, self.rank)}
         self.failure: tuple[int, str, int] | None = None
         self.running = False
         self.uses_gpus = False
@@ -109,7 +109,7 @@ class Context:
 
     def _start(self, settings: Settings) -> int:
         world = self.world
-        pairs = dataclasses.replace(settings, local_rank=world.local_rank).native_settings()
+        pairs = dataclasses.replace(settings, local_rank=world.identity.local_rank).native_settings()
         pairs.append(("nccl_found", gpus.nccl_found()))
         native_settings = (native.Setting * len(pairs))(
             *[native.Setting(name.encode(), value.encode()) for name, value in pairs]
@@ -119,10 +119,10 @@ class Context:
         )
         options = native.Options(
             size=ctypes.sizeof(native.Options),
-            rank=world.rank,
-            world_size=world.size,
+            rank=self.rank,
+            world_size=self.size,
             generation=world.generation,
-            host_of_rank=(ctypes.c_int32 * world.size)(*world.host_of_rank),
+            host_of_rank=(ctypes.c_int32 * self.size)(*world.host_of_rank),
             settings=native_settings,
             nsettings=len(pairs),
             nlinks=len(world.links),
@@ -134,7 +134,7 @@ class Context:
         pointer = ctypes.c_void_p()
         code = self.library.hvd_start(ctypes.addressof(options), ctypes.addressof(pointer), ctypes.addressof(status))
         # If a peer's end shows here, the launcher saw more of it, a moment sooner or later.
-        blames_peer = 0 <= status.failed_rank != world.rank
+        blames_peer = 0 <= status.failed_rank != self.rank
         gone = None
         if code != native.OK and world.watch is not None:
             end = world.watch.end(FIRST_CAUSE_TIMEOUT_S if blames_peer else 0.0)
@@ -146,7 +146,7 @@ class Context:
             world.close()
             text = status.message() or f"the native core could not start (code {code})"
             if gone is not None:
-                raise StartError(f"rank {world.rank} cannot go on in init: {gone}\n({text})", "start-lost-rank")
+                raise StartError(f"rank {self.rank} cannot go on in init: {gone}\n({text})", "start-lost-rank")
             error = StartError(text, "start-resources")
             error.of_peer = blames_peer
             raise error

@@ -79,4 +79,5 @@ def _attach(context: Context | None) -> None:
     else:
         # Kernels of XLA go on after the launch, so a commit has to wait for the GPU.
         context.uses_gpus = context.uses_gpus or gpus.eigen_device() is not None
-        _opened().hvd_tensorflow_attach(context.pointer, context.world.local_rank, context.world.local_size)
+        here = context.world.identity
+        _opened().hvd_tensorflow_attach(context.pointer, here.local_rank, here.local_size)

@@ -18,7 +18,6 @@ so that init may follow shutdown any number of times.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import logging
 import multiprocessing
@@ -169,7 +168,7 @@ def _alone(settings: Settings, generation: int, *, meant: bool) -> World:
         )
     if generation == 0 and not meant:
         starters.warn_of_dropped_variables(settings)
-    return World(0, 1, 0, 1, 0, 1, generation, [0], [], "loopback", None)
+    return World(Identity(0, 1, 0, 1, 0, 1), generation, [0], [], "loopback", None)
 
 
 class _Start:
@@ -225,8 +224,8 @@ class _Start:
         if self.opener is not None:
             self.links.append(self.opener.link())
         return World(
-            **dataclasses.asdict(self.shown),
-            generation=self.generation,
+            self.shown,
+            self.generation,
             host_of_rank=list(digest.topology.host_of_rank),
             links=self.links,
             transport=transport,

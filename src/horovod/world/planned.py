@@ -27,12 +27,7 @@ class Planned:
         self._worker = settings.worker
         self.rank, self.size = identity.rank, identity.size
         self.world = World(
-            identity.rank,
-            identity.size,
-            identity.local_rank,
-            identity.local_size,
-            identity.cross_rank,
-            identity.cross_size,
+            identity,
             generation=0,
             host_of_rank=[*[0] * identity.local_size, *range(1, 1 + identity.size - identity.local_size)],
             links=[],

@@ -7,6 +7,7 @@ HOROVOD_PRETEND_HOSTS divides one machine into several hosts, for tests. Nothing
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -15,7 +16,7 @@ from horovod.core.exceptions import StartError
 from horovod.core.wording import counted
 from horovod.settings import Settings
 
-__all__ = ["Identity", "Topology", "hosts_of", "identity_of", "places_of", "rank_of", "ranks_text"]
+__all__ = ["Identity", "Topology", "hosts_of", "identities", "identity_of", "places_of", "rank_of", "ranks_text"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +29,20 @@ class Identity:
     local_size: int
     cross_rank: int
     cross_size: int
+
+
+def identities(hosts: Sequence[Sequence[int]]) -> list[Identity]:
+    """The identity of each rank. `hosts`: the ranks of each host, by local rank."""
+    cross_sizes = collections.Counter(local_rank for ranks in hosts for local_rank in range(len(ranks)))
+    size = sum(map(len, hosts))
+    earlier: collections.Counter[int] = collections.Counter()  # hosts so far with a rank of this local rank
+    by_rank = {}
+    for ranks in hosts:
+        for local_rank, rank in enumerate(ranks):
+            cross_rank, cross_size = earlier[local_rank], cross_sizes[local_rank]
+            by_rank[rank] = Identity(rank, size, local_rank, len(ranks), cross_rank, cross_size)
+            earlier[local_rank] += 1
+    return [by_rank[rank] for rank in range(size)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,18 +69,9 @@ class Topology:
         """The ranks of this rank's host, itself included; the first one is the host's leader."""
         return [other for other, host in enumerate(self.host_of_rank) if host == self.host_of_rank[rank]]
 
-    def identity(self, rank: int) -> Identity:
-        """The place of a rank."""
-        hosts, host = self.hosts, self.host_of_rank[rank]
-        local_rank = hosts[host].index(rank)
-        return Identity(
-            rank=rank,
-            size=len(self.host_of_rank),
-            local_rank=local_rank,
-            local_size=len(hosts[host]),
-            cross_rank=sum(len(ranks) > local_rank for ranks in hosts[:host]),
-            cross_size=sum(len(ranks) > local_rank for ranks in hosts),
-        )
+    def identities(self) -> list[Identity]:
+        """The identity of each rank."""
+        return identities(self.hosts)
 
     @property
     def leaders(self) -> list[int]:
@@ -131,7 +137,7 @@ def _pretended(identity: Identity, hostname: str, sizes: Sequence[int]) -> tuple
             "start-settings",
         )
     topology = Topology(tuple(host for host, size in enumerate(sizes) for _ in range(size)))
-    return topology.identity(identity.rank), f"{hostname}/{topology.host_of_rank[identity.rank]}"
+    return topology.identities()[identity.rank], f"{hostname}/{topology.host_of_rank[identity.rank]}"
 
 
 def places_of(whereabouts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -148,8 +154,8 @@ def places_of(whereabouts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         namesakes = sum(known == hostname for known, _ in names)
         names[hostname, machine] = f"{hostname} ({namesakes + 1})" if namesakes else hostname
     return [
-        {**dataclasses.asdict(topology.identity(rank)), "hostname": names[here["hostname"], here["machine"]]}
-        for rank, here in enumerate(whereabouts)
+        {**dataclasses.asdict(identity), "hostname": names[here["hostname"], here["machine"]]}
+        for identity, here in zip(topology.identities(), whereabouts, strict=True)
     ]
 
 

@@ -14,6 +14,7 @@ from horovod.world.links import Link
 from horovod.world.rendezvous import Rendezvous
 from horovod.world.start_watch import StartWatch
 from horovod.world.starters.job import Job
+from horovod.world.topology import Identity
 
 __all__ = ["LAUNCHERS_WORD_S", "World"]
 
@@ -24,12 +25,7 @@ LAUNCHERS_WORD_S = 1.0  # how much later the launcher may notice what ended a co
 class World:
     """One generation as this rank sees it. Owns the links' sockets and the rendezvous connection until `close`."""
 
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    cross_rank: int
-    cross_size: int
+    identity: Identity
     generation: int
     host_of_rank: list[int]  # equal numbers: these ranks share memory
     links: list[Link]

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from horovod.elastic.messages import Worker
+from horovod.world import topology
 from horovod.world.topology import Identity
 
 __all__ = ["identities", "in_rank_order"]
@@ -36,20 +37,7 @@ def in_rank_order(members: Iterable[Worker], root: int, hosts: Sequence[str]) ->
 
 def identities(members: Sequence[Worker]) -> list[Identity]:
     """The identities by rank of members in rank order."""
-    hosts = list(dict.fromkeys(worker.host for worker in members))
-    slots = {host: sorted(worker.slot for worker in members if worker.host == host) for host in hosts}
-    found = []
-    for rank, worker in enumerate(members):
-        local_rank = slots[worker.host].index(worker.slot)
-        with_it = [host for host in hosts if len(slots[host]) > local_rank]
-        found.append(
-            Identity(
-                rank=rank,
-                size=len(members),
-                local_rank=local_rank,
-                local_size=len(slots[worker.host]),
-                cross_rank=with_it.index(worker.host),
-                cross_size=len(with_it),
-            )
-        )
-    return found
+    hosts: dict[str, list[int]] = {}
+    for rank in sorted(range(len(members)), key=lambda rank: members[rank].slot):
+        hosts.setdefault(members[rank].host, []).append(rank)
+    return topology.identities([hosts[host] for host in dict.fromkeys(worker.host for worker in members)])

@@ -381,6 +381,6 @@ def _places(members: Sequence[Worker]) -> list[dict[str, Any]]:
     hosts = list(dict.fromkeys(member.host for member in members))
     topology = Topology.of([[rank for rank, one in enumerate(members) if one.host == host] for host in hosts])
     return [
-        {**dataclasses.asdict(topology.identity(rank)), "hostname": member.host, "shown": dataclasses.asdict(shown)}
-        for rank, (member, shown) in enumerate(zip(members, identities(members), strict=True))
+        {**dataclasses.asdict(own), "hostname": member.host, "shown": dataclasses.asdict(shown)}
+        for member, own, shown in zip(members, topology.identities(), identities(members), strict=True)
     ]

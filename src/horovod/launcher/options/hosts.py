@@ -17,6 +17,7 @@ from typing import Any
 
 from horovod.core.wording import counted
 from horovod.settings import environment_of
+from horovod.world.topology import Identity, identities
 
 __all__ = [
     "Host",
@@ -50,16 +51,10 @@ class Host:
 
 
 @dataclasses.dataclass(frozen=True)
-class RankIdentity:
-    """The identity of a rank: the contents of its HOROVOD_* variables."""
+class RankIdentity(Identity):
+    """The contents of a rank's HOROVOD_* variables."""
 
     hostname: str
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    cross_rank: int
-    cross_size: int
 
     def environment(self) -> dict[str, str]:
         return environment_of(**dataclasses.asdict(self))
@@ -142,22 +137,12 @@ def ranks_by_host(hosts: Sequence[Host], size: int) -> list[int]:
 
 def assign_ranks(hosts: Sequence[Host], size: int) -> list[RankIdentity]:
     """`size` ranks, host by host in the given order. Raises HostsError if there are too few slots."""
-    local_sizes = ranks_by_host(hosts, size)
-    ranks: list[RankIdentity] = []
-    for index, (host, local_size) in enumerate(zip(hosts, local_sizes, strict=True)):
-        for local_rank in range(local_size):
-            ranks.append(
-                RankIdentity(
-                    hostname=host.name,
-                    rank=len(ranks),
-                    size=size,
-                    local_rank=local_rank,
-                    local_size=local_size,
-                    cross_rank=sum(other > local_rank for other in local_sizes[:index]),
-                    cross_size=sum(other > local_rank for other in local_sizes),
-                )
-            )
-    return ranks
+    names: list[str] = []
+    ranks: list[range] = []
+    for host, local_size in zip(hosts, ranks_by_host(hosts, size), strict=True):
+        ranks.append(range(len(names), len(names) + local_size))
+        names += [host.name] * local_size
+    return [RankIdentity(**vars(one), hostname=name) for one, name in zip(identities(ranks), names, strict=True)]
 
 
 def packed(ranks: Sequence[RankIdentity]) -> dict[str, Any]:
