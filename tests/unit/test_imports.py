@@ -14,6 +14,7 @@ import pytest
 
 import horovod
 
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(horovod.__file__).parent
 FRAMEWORKS = {"torch", "tensorflow", "keras", "jax", "mxnet"}
 # What a folder may import of ours, besides itself.
@@ -94,6 +95,18 @@ def test_of_tensorflows_package_only_its_part_for_keras_imports_ours_for_keras()
     for path in (PACKAGE / "tensorflow").rglob("*.py"):
         if path.parent.name != "keras":
             assert not [name for name in imported(path) if name.startswith("horovod.keras")], path
+
+
+def test_private_modules_of_frameworks_are_imported_only_where_architecture_says() -> None:
+    private = re.compile(r"(jax|tensorflow|keras|tf_keras|torch|mxnet)\.(_|src\.|python\.|.*\._)")
+    section = (ROOT / "ARCHITECTURE.md").read_text().split("## Private interfaces of frameworks")[1].split("\n## ")[0]
+    listed = set(re.findall(r"\| `([a-z/_]+\.py)` \|", section))
+    found = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        if any(private.match(name) for name in modules_in(path))
+    }
+    assert found == listed
 
 
 def test_the_world_imports_leaves_of_the_core_only() -> None:

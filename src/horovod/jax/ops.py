@@ -43,6 +43,7 @@ from horovod.core.process_sets import ProcessSet, checked_root, number_of
 from horovod.core.requests import check_adasum_ranks, check_name, check_reduction, check_tensors
 from horovod.core.tensors import check_complex, check_complex_rows, of_each, unsupported_dtype
 from horovod.jax import autograd as autograd  # registers them
+from horovod.jax import patches
 from horovod.jax.compiled import bind
 from horovod.jax.shim import has_tokens, is_eager, is_outermost
 from horovod.jax.tensors import ONE_TENSOR, carried, collectives, flat, not_an_array, with_arrays
@@ -75,6 +76,8 @@ __all__ = [
     "reducescatter_async",
     "synchronize",
 ]
+
+patches.apply()
 
 
 class JaxOperations(Operations[Any]):

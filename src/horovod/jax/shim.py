@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax._src import dispatch, effects  # the public interface has no ordered effects
+from jax._src import effects  # the public interface has no ordered effects
 
 from horovod.core import context as contexts
 from horovod.core import native
@@ -70,42 +69,6 @@ class _Noted(_OfOperation):
 
 ordered_effect, _noted = _Ordered(), _Noted()
 operation_effects = frozenset({ordered_effect, _noted})
-effects.ordered_effects.add_type(_Ordered)
-for _allowed in (
-    effects.lowerable_effects,
-    effects.control_flow_allowed_effects,
-    effects.custom_derivatives_allowed_effects,
-    effects.remat_allowed_effects,
-):
-    _allowed.add_type(_Ordered)
-    _allowed.add_type(_Noted)
-
-
-def _let_functions_fail_alone() -> None:
-    """Keeps an operation's error from the functions that are called later.
-
-    JAX gives the token that a function returns to the next one. If the first has failed, its token has the error, and
-    so would every function that holds an ordered operation from then on. So they all get a first one. One device runs
-    functions in the order of their calls without tokens; for another device this waits, as JAX does.
-    """
-    # JAX may rename them: then it goes on as it does by itself.
-    kind = getattr(dispatch, "RuntimeTokenSet", None)
-    take = getattr(kind, "get_token_input", None)
-    if kind is None or take is None or not hasattr(dispatch.runtime_tokens, "current_tokens"):
-        return
-
-    @functools.wraps(take)
-    def take_first(tokens: Any, effect: Any, devices: Any) -> Any:
-        last = tokens.current_tokens.pop(effect, None) if effect == ordered_effect else None
-        if last is not None and last._buf.devices() != set(devices):
-            with contextlib.suppress(RuntimeError):  # the user of the function's results gets it
-                last.block_until_ready()
-        return take(tokens, effect, devices)
-
-    kind.get_token_input = take_first
-
-
-_let_functions_fail_alone()
 
 _trace_state: Any = get_opaque_trace_state
 _eager_state = _trace_state(convention="flax")

@@ -1,24 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A look into functions that JAX traces: calls that need an order, and calls that peers wait for (step 3).
+"""Tells the peers of a call that is wrong on this rank (step 3).
 
-JAX keeps what it has traced. Gradients of a function that was traced by itself have no effect (compiled.py). If another
-traced function calls it later, maybe twice, they get one then: that alone gives these calls an order.
-
-A call that is wrong on this rank is found while its function is traced. So nothing of that function runs here, and the
-peers, who run it, would wait in its first operation.
-
-JAX has no public interface for either.
+It is found while JAX traces its function. So nothing of that function runs here, and the peers, who run it, would wait
+in its first operation. JAX has no public interface for a look into functions that it traces.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import jax
 from jax._src import core as tracing
-from jax._src import pjit as functions
 from jax._src.interpreters import partial_eval
 from jax.interpreters import mlir
 
@@ -28,53 +21,9 @@ from horovod.core.exceptions import InvalidRequestError
 from horovod.core.process_sets import ProcessSet
 from horovod.core.wording import quoted
 from horovod.jax.compiled import collective_p, set_of
-from horovod.jax.shim import has_tokens, operation_effects
 from horovod.jax.tensors import collectives
 
 __all__ = ["refuse", "tell"]
-
-# Calls of traced functions that are called by others
-
-
-_ordered_forms: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # by function; None: it needs none
-
-
-def _ordered(function: Any) -> Any:
-    """A traced function with an effect for each of its operations.
-
-    Only its own: functions that it calls, and the bodies of its loops, have had one since they were traced.
-    """
-    if function not in _ordered_forms:
-        equations = [_with_effect(equation) for equation in function.jaxpr.eqns]
-        has_changed = any(new is not old for new, old in zip(equations, function.jaxpr.eqns, strict=True))
-        effects = function.jaxpr.effects | operation_effects
-        _ordered_forms[function] = (
-            function.replace(jaxpr=function.jaxpr.replace(eqns=equations, effects=effects)) if has_changed else None
-        )
-    return _ordered_forms[function] or function
-
-
-def _with_effect(equation: Any) -> Any:
-    if equation.primitive is not collective_p or equation.params["ordered"]:
-        return equation
-    return equation.replace(params={**equation.params, "ordered": True}, effects=equation.effects | operation_effects)
-
-
-def _order_inner_calls() -> None:
-    function_p = getattr(functions, "jit_p", None) or functions.pjit_p  # before JAX 0.7
-    stage = partial_eval.custom_staging_rules[function_p]
-
-    def stage_ordered(trace: Any, *arguments: Any, jaxpr: Any, **params: Any) -> Any:
-        return stage(trace, *arguments, jaxpr=_ordered(jaxpr), **params)
-
-    partial_eval.custom_staging_rules[function_p] = stage_ordered
-
-
-if has_tokens:
-    _order_inner_calls()
-
-
-# Calls that are wrong
 
 
 def refuse(label: str, name: Any, error: Exception, process_set: ProcessSet | None) -> NoReturn:

@@ -18,8 +18,8 @@ from horovod.core.tracebacks import warn
 from horovod.core.variables import broadcast_arrays
 from horovod.elastic.state.keras_state import build_optimizer, optimizer_variables
 from horovod.keras import backends
-from horovod.keras.compile import has_own_step
 from horovod.keras.distributed import is_distributed, start_from
+from horovod.keras.patches import has_own_step
 
 __all__ = ["Broadcast", "LearningRateSchedule", "LearningRateWarmup", "MetricAverage", "broadcast_values"]
 

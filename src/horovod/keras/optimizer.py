@@ -13,9 +13,9 @@ from horovod.core.process_sets import ProcessSet, global_process_set
 from horovod.gradients.lists import local_variables
 from horovod.gradients.options import ReductionOptions
 from horovod.keras import backends
-from horovod.keras.compile import accept_old_arguments, watch_compile_of_tf_keras
 from horovod.keras.compression import Compression
 from horovod.keras.distributed import Keras3, distributed_by, is_distributed, mixin_of, reducing
+from horovod.keras.patches import accept_old_arguments, watch_compile_of_tf_keras
 
 __all__ = ["DistributedOptimizer", "PartialDistributedOptimizer", "distributed"]
 

@@ -12,10 +12,10 @@ import numpy as np
 from horovod.core.compression import Compressor
 from horovod.gradients.options import ReductionOptions
 from horovod.keras import backends
-from horovod.keras.compile import switch_off_jit
 from horovod.keras.compression import Compression
 from horovod.keras.distributed import is_distributed
 from horovod.keras.optimizer import distributed
+from horovod.keras.patches import switch_off_jit
 
 __all__ = ["broadcast_global_variables", "load_model", "load_with"]
 

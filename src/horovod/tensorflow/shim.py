@@ -17,7 +17,7 @@ from horovod.core import context as contexts
 from horovod.core import native
 from horovod.core.context import Context
 from horovod.tensorflow import gpus
-from horovod.tensorflow.order import keep_order
+from horovod.tensorflow.patches import keep_order
 
 __all__ = ["library", "library_path", "operations", "register"]
 
