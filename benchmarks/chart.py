@@ -1,8 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Draws a record of `python -m horovod.bench allreduce` beside Gloo as an SVG: time by size, both axes logarithmic.
+"""Draws records as an SVG: time by size, both axes logarithmic.
 
-python benchmarks/chart.py benchmarks/records/allreduce-np2-shm.json docs/images/allreduce.svg
+They are one of `python -m horovod.bench allreduce` beside Gloo, and one of benchmarks/tensorflow_strategy.py: two dots.
+
+python benchmarks/chart.py benchmarks/records/allreduce-np2-shm.json \\
+    benchmarks/records/tensorflow-strategy-np2.json docs/images/allreduce.svg
 """
 
 from __future__ import annotations
@@ -15,11 +18,15 @@ from pathlib import Path
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 360, 70, 120, 46, 44
 SIDES = {"hvd": ("this library", "#0b6e4f"), "gloo": ("Gloo", "#b5533c")}
+STEPS = {
+    "horovod": ("a TensorFlow step", "#0b6e4f"),
+    "strategy": ("the step with MultiWorkerMirroredStrategy", "#7a4fa3"),
+}
 
 
 def main() -> None:
-    source, target = map(Path, sys.argv[1:3])
-    record = json.loads(source.read_text())
+    *sources, target = map(Path, sys.argv[1:4])
+    record, steps = (json.loads(source.read_text()) for source in sources)
     sizes = [row["bytes"] for row in record["rows"]]
     medians = {side: [statistics.median(row["seconds"][side]) for row in record["rows"]] for side in SIDES}
     every = [seconds for times in medians.values() for seconds in times]
@@ -50,6 +57,11 @@ def main() -> None:
         points = " ".join(f"{x(s):.1f},{y(t):.1f}" for s, t in zip(sizes, medians[side], strict=True))
         parts.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2.5"/>')
         parts.append(f'<text x="{WIDTH - RIGHT + 8}" y="{y(medians[side][-1]) + 4:.1f}" fill="{color}">{name}</text>')
+    for side, (name, color) in STEPS.items():
+        row = steps["rows"][0]
+        at_x, at_y = x(row["bytes"]), y(statistics.median(row["seconds"][side]))
+        parts.append(f'<circle cx="{at_x:.1f}" cy="{at_y:.1f}" r="4.5" fill="{color}"/>')
+        parts.append(f'<text x="{at_x - 9:.1f}" y="{at_y + 4:.1f}" text-anchor="end" fill="{color}">{name}</text>')
     target.write_text("\n".join([*parts, "</g>", "</svg>", ""]))
 
 

@@ -804,7 +804,7 @@ MUTATIONS = (
         "STARTERS = (torchrun.recognise, open_mpi.recognise, hydra.recognise, slurm.recognise)",
         "STARTERS = (slurm.recognise, torchrun.recognise, open_mpi.recognise, hydra.recognise)",
         "a rank of mpirun in an allocation takes itself for a task of srun",
-        (python("tests/unit/test_starters.py"),),
+        (python("tests/unit/test_launchers.py"),),
     ),
     # data through MPI, and a connection that is silent
     Mutation(

@@ -59,10 +59,10 @@ def ends_within(descriptor: int, seconds: float) -> bool:
 @pytest.mark.parametrize(
     ("wrapper", "victim", "then", "ends"),
     [
-        ("exec {rank}", "starter", {}, True),
-        ("{rank} & wait", "starter", {}, True),
+        ("exec {rank}", "launcher", {}, True),
+        ("{rank} & wait", "launcher", {}, True),
         ("{rank} & wait", "wrapper", {}, False),
-        ("exec {rank}", "starter", {"HOROVOD_END_WITH_LAUNCHER": "0"}, False),
+        ("exec {rank}", "launcher", {"HOROVOD_END_WITH_LAUNCHER": "0"}, False),
     ],
 )
 def test_a_rank_ends_with_its_launcher(
@@ -73,7 +73,7 @@ def test_a_rank_ends_with_its_launcher(
     words = " ".join(f"{name}={value}" for name, value in variables.items())
     line = wrapper.format(rank=f'"$PYTHON" -c "{WAITS}"')
     (tmp_path / "rank.sh").write_text(line)
-    starter = subprocess.Popen(
+    launcher = subprocess.Popen(
         ["sh", "-c", f"env {words} sh rank.sh & echo $!; wait; read line"],
         stdin=subprocess.PIPE,
         cwd=tmp_path,
@@ -82,21 +82,21 @@ def test_a_rank_ends_with_its_launcher(
         stderr=subprocess.DEVNULL,
         text=True,
     )
-    assert starter.stdout is not None
-    wrapper_pid, rank_pid = int(starter.stdout.readline()), int(starter.stdout.readline())
+    assert launcher.stdout is not None
+    wrapper_pid, rank_pid = int(launcher.stdout.readline()), int(launcher.stdout.readline())
     rank = os.pidfd_open(rank_pid)
     try:
         until = time.monotonic() + TIMEOUT_S
         while then == {} and not watches(rank_pid):
             assert time.monotonic() < until
             time.sleep(0.01)
-        os.kill(starter.pid if victim == "starter" else wrapper_pid, signal.SIGKILL)
+        os.kill(launcher.pid if victim == "launcher" else wrapper_pid, signal.SIGKILL)
         assert ends_within(rank, TIMEOUT_S if ends else 1.5) is ends
     finally:
         signal.pidfd_send_signal(rank, signal.SIGKILL) if not ends_within(rank, 0) else None
         os.close(rank)
-        starter.kill()
-        starter.communicate()
+        launcher.kill()
+        launcher.communicate()
 
 
 def watches(pid: int) -> bool:

@@ -173,7 +173,7 @@ def test_a_killed_rank_0_is_named_by_all(folder: Folder) -> None:
 def test_a_child_of_rank_0_does_not_hide_its_end(folder: Folder, when: str) -> None:
     """A forked child holds none of the rendezvous' sockets: it would keep the others waiting in their next init."""
     code = (
-        "import os, signal, sys, time, horovod.core as hvd; from horovod.world.starters import job; hvd.init()\n"
+        "import os, signal, sys, time, horovod.core as hvd; from horovod.world.launchers import job; hvd.init()\n"
         "rank = hvd.rank(); hvd.barrier(); hvd.shutdown()\n"
         "if rank == 0:\n"
         "    while 'while' in sys.argv[1] and len(job._jobs[0][1].server._store._entered) != 3: time.sleep(0.01)\n"

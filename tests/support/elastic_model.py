@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from horovod.elastic import messages as m
-from horovod.elastic.decide.job import GATHER, OVER, SUCCESS, Job, Rules, missing, waits
+from horovod.elastic.decide.job import GATHER, OVER, SUCCESS, JobState, Rules, missing, waits
 from horovod.elastic.decide.membership import begin, step
 
 MOST_GENERATIONS = 9  # more of them, with so few events, are worlds without end
@@ -57,7 +57,7 @@ class Config(NamedTuple):
 
 
 class Situation(NamedTuple):
-    job: Job
+    job: JobState
     processes: tuple[Process, ...]
     slots: tuple[int, ...]  # what discovery finds, by host of the configuration
     events: tuple[str, ...]
@@ -108,7 +108,7 @@ def explore(config: Config) -> Found:
 def beginning(config: Config) -> Situation:
     slots = tuple(now for _, now, _ in config.hosts)
     job, orders = begin(listing(config, slots), config.rules)
-    return carried_out(Situation(Job(), (), slots, config.events), job, orders)
+    return carried_out(Situation(JobState(), (), slots, config.events), job, orders)
 
 
 def listing(config: Config, slots: tuple[int, ...]) -> tuple[tuple[str, int], ...]:
@@ -133,7 +133,7 @@ def drive(situation: Situation, event: m.Event, config: Config) -> Situation:
     return carried_out(situation, job, orders)
 
 
-def carried_out(situation: Situation, job: Job, orders: tuple[m.Order, ...]) -> Situation:
+def carried_out(situation: Situation, job: JobState, orders: tuple[m.Order, ...]) -> Situation:
     assert job.generation <= MOST_GENERATIONS, "worlds without end"
     processes = list(situation.processes)
     for order in orders:
@@ -155,11 +155,11 @@ def carried_out(situation: Situation, job: Job, orders: tuple[m.Order, ...]) -> 
                 processes[order.worker] = target._replace(inbox=(*target.inbox, received(order.message, processes)))
     # What is only for people makes no difference between states.
     record = dataclasses.replace(job.record, reason="") if job.record and job.record.reason else job.record
-    return situation._replace(job=job._replace(reasons=(), attended=False, record=record), processes=tuple(processes))
+    return situation._replace(job=job._replace(reasons=(), was_ready=False, record=record), processes=tuple(processes))
 
 
 def received(message: m.Message, processes: list[Process]) -> tuple[Any, ...]:
-    if isinstance(message, m.World):
+    if isinstance(message, m.WorldRecord):
         members = frozenset(worker.number for worker in message.members)
         root = processes[message.members[0].number]
         return "world", message.generation, members, message.sync, message.base, root.passed
@@ -221,15 +221,15 @@ def reads(situation: Situation, number: int, process: Process) -> Process:
             seen=0,
             orderly=False,
         )
-    if message[0] == "lost":  # who has finished has attended
-        return attend(number, process) if message[1] == process.generation and process.at in "FYRC" else process
+    if message[0] == "lost":  # a worker that has finished has been ready
+        return ready(number, process) if message[1] == process.generation and process.at in "FYRC" else process
     if message[0] == "update":
         return process._replace(seen=max(process.seen, message[1]))
     return process._replace(at="X", inbox=())
 
 
-def attend(number: int, process: Process, orderly: bool = False) -> Process:
-    event = m.Attend(number, process.generation, process.state, orderly)
+def ready(number: int, process: Process, orderly: bool = False) -> Process:
+    event = m.Ready(number, process.generation, process.state, orderly)
     return process._replace(at="W", orderly=orderly, outbox=(*process.outbox, event))
 
 
@@ -257,7 +257,7 @@ def works(situation: Situation, number: int, process: Process, config: Config) -
     """One step of a worker that runs."""
     at = process.at
     if at == "S":
-        yield f"{number} attends", changed(situation, number, attend(number, process))
+        yield f"{number} is ready", changed(situation, number, ready(number, process))
     elif at == "F" and arrived(situation, process, 1):
         formed = process._replace(at="Y" if process.sync else "R", arrivals=2)
         yield f"{number} has formed", changed(situation, number, formed)
@@ -276,11 +276,11 @@ def works(situation: Situation, number: int, process: Process, config: Config) -
         done = process._replace(at="R")
         yield (
             f"{number} passes a cut, update {agreed}",
-            changed(situation, number, attend(number, done, orderly=True) if agreed else done),
+            changed(situation, number, ready(number, done, orderly=True) if agreed else done),
         )
     # While it forms, no engine runs yet, and only the driver can tell.
     if at in "YCD" and broken(situation, number, process):
-        yield f"{number} notices a loss", changed(situation, number, attend(number, process))
+        yield f"{number} notices a loss", changed(situation, number, ready(number, process))
 
 
 def arrives(process: Process) -> Process:
@@ -325,14 +325,14 @@ def hurt(kind: str, number: int, process: Process) -> Process:
     generation, state = process.generation, process.state
     again: m.Event = m.Attached(number, generation)
     if process.at == "W":
-        again = m.Attend(number, generation, state, process.orderly)
+        again = m.Ready(number, generation, state, process.orderly)
     elif process.at == "D":
         again = m.Finished(number, generation, state)
     return process._replace(inbox=(), outbox=(again,))
 
 
 def times_out(situation: Situation, config: Config) -> Moves:
-    """The driver's timers, those of the agents, and the end of a time for which a place was withheld."""
+    """The driver's timers, those of the agents, and the end of a time for which a place was blacklisted."""
     job, processes = situation.job, situation.processes
     wait = waits(job, config.rules)
     assert wait is not None or job.phase != GATHER, "nobody bounds this wait"
@@ -343,8 +343,8 @@ def times_out(situation: Situation, config: Config) -> Moves:
         if wait.timer in (m.Timer.SETTLE, m.Timer.SLOTS) or (wait.timer == m.Timer.STRAGGLERS and frozen):
             yield f"timeout: {wait.text}", drive(situation, m.Timeout(wait.timer), config)
     if job.phase != OVER and config.rules.cooldown:
-        for place in sorted(job.withheld):
-            yield f"{place} is pardoned", drive(situation, m.Pardoned(place), config)
+        for place in sorted(job.blacklisted):
+            yield f"{place} has cooled down", drive(situation, m.CooledDown(place), config)
     for number, process in enumerate(processes):
         watched = number in job.told or (job.phase != GATHER and number in job.members) or process.at == "S"
         if process.frozen and process.at not in "XZ" and watched:

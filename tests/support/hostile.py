@@ -109,7 +109,7 @@ class Strangers:
                 letter = letter[connection.send(letter) :]
         return connection
 
-    def attend(self) -> None:
+    def ready(self) -> None:
         """Until all have been hung up on."""
         next_drip = time.monotonic()
         while self._began:
@@ -146,7 +146,7 @@ class Strangers:
     def __exit__(self, kind: object, *_: object) -> None:
         try:
             if kind is None:
-                self.attend()
+                self.ready()
         finally:
             for connection in self._began:
                 connection.close()

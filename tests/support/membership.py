@@ -29,19 +29,19 @@ class Driver:
         self.orders = tuple(found)
         return found
 
-    def all_attend(self) -> Driver:
-        self.on(*(m.Attend(worker.number, 0, m.NO_STATE) for worker in self.job.workers))
+    def all_ready(self) -> Driver:
+        self.on(*(m.Ready(worker.number, 0, m.NO_STATE) for worker in self.job.workers))
         return self
 
     def leave(self, *numbers: int, cut: int = 1, orderly: bool = True) -> list[m.Order]:
         state = (self.job.generation, cut)
-        return self.on(*(m.Attend(number, self.job.generation, state, orderly) for number in numbers))
+        return self.on(*(m.Ready(number, self.job.generation, state, orderly) for number in numbers))
 
     def ends(self, *numbers: int, at_s: float = 0.0) -> list[m.Order]:
         return self.on(*(m.Ended(number, "was killed (SIGKILL)", at_s) for number in numbers))
 
     @property
-    def record(self) -> m.World:
+    def record(self) -> m.WorldRecord:
         assert self.job.record is not None
         return self.job.record
 

@@ -33,7 +33,7 @@ class Process:
     """A worker. `world`: that it is in; it asks for one while there is none. `ends_as`: it is about to end."""
 
     place: tuple[str, int]
-    world: m.World | None = None
+    world: m.WorldRecord | None = None
     left: int = 0
     held: m.StateId = m.NO_STATE
     cuts: int = 0
@@ -45,7 +45,7 @@ class Process:
 
 
 class Walk:
-    """The driver's hands and office, and what workers do."""
+    """The launcher and the rendezvous of a driver, and what workers do."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
         self.random = random.Random(seed)
@@ -70,7 +70,7 @@ class Walk:
         self.driver = Driver(rules, LIMITS, self, self)
         self.driver.list_hosts([("a", 2)])
 
-    # hands
+    # launcher
 
     def start(self, worker: m.Worker, planned: Identity, joins: bool) -> None:
         assert worker.number not in self.processes, "numbers are used once"
@@ -90,13 +90,13 @@ class Walk:
         assert not self.outcome
         self.outcome = outcome
 
-    # hands: for the person; office: for a worker
+    # of the launcher: for the person; of the rendezvous: for a worker
 
     def tell(self, *told: Any) -> None:
         if len(told) == 2:
             self.inbox.append((told[0], unpacked_message(told[1])))
 
-    # office
+    # rendezvous
 
     def lead(self, generation: int, places: list[dict[str, Any]]) -> None:
         record = self.driver.job.record
@@ -126,7 +126,7 @@ class Walk:
         one = self.processes.get(number)
         if one is None or one.hangs:
             return
-        if isinstance(word, m.World) and word.generation > one.left and one.asks:
+        if isinstance(word, m.WorldRecord) and word.generation > one.left and one.asks:
             one.world, one.cuts, one.asks, one.finished, one.update = word, 0, False, False, False
             one.held = word.base if word.sync else one.held
         elif isinstance(word, m.Lost) and one.world is not None and one.world.generation == word.generation:
@@ -142,12 +142,12 @@ class Walk:
         one.left, one.world, one.asks = one.world.generation, None, True
         members = [] if orderly else self.worlds[one.left]
         apart = tuple(other for other in members if other != number and self.random.random() < 0.1)
-        self.driver.happens(m.Attend(number, one.left, one.held, orderly, apart))
+        self.driver.happens(m.Ready(number, one.left, one.held, orderly, apart))
 
     def come(self) -> None:
         for number, one in self.some(lambda one: one.world is None and not one.asks and not one.left):
             one.asks = True
-            self.driver.happens(m.Attend(number, 0, m.NO_STATE))
+            self.driver.happens(m.Ready(number, 0, m.NO_STATE))
 
     def cut(self) -> None:
         """All members of a world do a step together, if none is missing."""
@@ -177,7 +177,7 @@ class Walk:
             if one.hangs and one.world is not None and not together:
                 one.ends_as = one.ends_as or "was stopped by SIGSTOP"
 
-    def _waits_in_vain(self, world: m.World) -> bool:
+    def _waits_in_vain(self, world: m.WorldRecord) -> bool:
         members = [self.processes.get(member.number) for member in world.members]
         return any(one is not None and one.hangs for one in members)
 

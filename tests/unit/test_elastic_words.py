@@ -11,12 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod.elastic import messages as m
-from horovod.elastic.words import WordError, packed, unpacked_message, unpacked_said
+from horovod.elastic.words import WordError, packed, unpacked_message, unpacked_report
 
 MEMBERS = (m.Worker(3, "a", 0), m.Worker(5, "b", 1))
-MESSAGES = [m.World(7, MEMBERS, True, (6, 412), "why"), m.Lost(7), m.Update(3, 2), m.Stop(), m.Done(), m.AskStack()]
+MESSAGES = [
+    m.WorldRecord(7, MEMBERS, True, (6, 412), "why"),
+    m.Lost(7),
+    m.Update(3, 2),
+    m.Stop(),
+    m.Done(),
+    m.AskStack(),
+]
 SAID = [
-    m.Attend(3, 7, (7, 1), True, (4, 5)),
+    m.Ready(3, 7, (7, 1), True, (4, 5)),
     m.Finished(3, 7, (7, 9)),
     m.Raised(3, (7, 1), "KeyError: 'x'"),
     m.Stack(3, "a\nb"),
@@ -31,9 +38,9 @@ def test_a_message_comes_back_from_json(message: m.Message) -> None:
 @pytest.mark.parametrize("said", SAID, ids=str)
 def test_what_a_worker_says_comes_back_from_json(said: Any) -> None:
     data = json.loads(json.dumps(packed(said)))
-    assert unpacked_said(data, 3) == said
+    assert unpacked_report(data, 3) == said
     with pytest.raises(WordError, match="worker 4 speaks for worker 3"):
-        unpacked_said(data, 4)
+        unpacked_report(data, 4)
 
 
 @pytest.mark.parametrize("members", [{}, "", {"0": 1}])
@@ -53,7 +60,7 @@ WORDS = st.sampled_from([packed(word) for word in (*MESSAGES, *SAID)])
 def test_a_broken_word_is_refused_and_never_taken(word: dict[str, Any], data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(word)))
     broken = {**word, name: data.draw(JSON)}
-    for unpack in (unpacked_message, lambda one: unpacked_said(one, 3)):
+    for unpack in (unpacked_message, lambda one: unpacked_report(one, 3)):
         try:
             got = unpack(broken)
         except WordError:

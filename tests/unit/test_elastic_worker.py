@@ -20,7 +20,7 @@ from horovod.core.exceptions import (
     PeerRefusedError,
     RankLostError,
 )
-from horovod.elastic.messages import ADDED, NO_STATE, REMOVED, StateId, Worker, World
+from horovod.elastic.messages import ADDED, NO_STATE, REMOVED, StateId, Worker, WorldRecord
 from horovod.elastic.state.state import ObjectState, State
 from horovod.elastic.worker import session as sessions
 from horovod.elastic.worker.decorator import run
@@ -47,24 +47,24 @@ class Script:
         self.cuts = 0
         self.held: StateId = NO_STATE
         self.place = (0, worlds[0][1])
-        self.world: World | None = None
+        self.world: WorldRecord | None = None
         self.heard: Callable[[int, int], None] | None = None
         self.while_joining: Callable[[], None] | None = None
         if not joiner:
             self._enter()
 
-    def _enter(self) -> World:
+    def _enter(self) -> WorldRecord:
         if not self._worlds:
             raise sessions.Stopped(0)
         sync, size = self._worlds.pop(0)
         generation = self.world.generation + 1 if self.world else self._first
         base = self.held if self.held != NO_STATE else (generation, 0)
         members = [Worker(0, "a", 0), Worker(generation, "a", 1)][: 1 + self._newcomers]
-        self.world = World(generation, tuple(members), sync, base, "a test")
+        self.world = WorldRecord(generation, tuple(members), sync, base, "a test")
         self.cuts, self.place = 0, (0, size)
         return self.world
 
-    def join(self, orderly: bool, why: str = "") -> World:
+    def join(self, orderly: bool, why: str = "") -> WorldRecord:
         if self.while_joining is not None:
             self.while_joining()
         self.log.append(("orderly" if orderly else "loss", self.held))

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from horovod.launcher import cli
-from horovod.launcher.foreign.base import ForeignJob
-from horovod.launcher.foreign.jsrun import jsrun_command
-from horovod.launcher.foreign.mpirun import command_of
+from horovod.launcher.external.base import ExternalJob
+from horovod.launcher.external.jsrun import jsrun_command
+from horovod.launcher.external.mpirun import command_of
 from horovod.launcher.options.usage import UsageError
 
 # What `mpirun --version` begins with.
@@ -23,7 +23,7 @@ VERSIONS = {
     "MPICH": "HYDRA build details:\n    Version:                                 4.2.3\n",
     "Intel": "Intel(R) MPI Library for Linux* OS, Version 2021.11 Build 20231005\n",
 }
-PLAIN = ForeignJob(
+PLAIN = ExternalJob(
     ["python", "train.py"],
     {"a": 2, "b": 2},
     {"PATH": "/bin", "WORD": "x y", "OLDPWD": "/", "SSH_TTY": "t", "OMPI_MCA_x": "1", "BASH_FUNC_f%%": "() { }"},
@@ -84,7 +84,7 @@ SSH = f"'-p 2222 -i '\"'\"'my key'\"'\"' {ALIVE}'"
         ("Intel", PLAIN, "-l -np 4 -genvall -ppn 2 -hosts a,b"),
     ],
 )
-def test_mpiruns_command_line(mpi: str, job: ForeignJob, line: str) -> None:
+def test_mpiruns_command_line(mpi: str, job: ExternalJob, line: str) -> None:
     made = command_of(job, VERSIONS[mpi])
     assert made.shown() == f"mpirun {line} python train.py"
     assert made.environment.items() >= PLAIN.environment.items()

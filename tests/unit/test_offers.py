@@ -13,10 +13,10 @@ import pytest
 
 from horovod.core.exceptions import StartError
 from horovod.settings import Settings
+from horovod.world.launchers import Started, job
+from horovod.world.launchers.folder import OfferFile
+from horovod.world.launchers.offer import Offer
 from horovod.world.rendezvous_server import RendezvousServer
-from horovod.world.starters import Started, job
-from horovod.world.starters.folder import OfferFile
-from horovod.world.starters.offer import Offer
 
 OFFER = Offer(4, ["10.77.0.10", "127.0.0.1"], 4711, bytes(range(32)))
 

@@ -12,7 +12,7 @@ import pytest
 
 import horovod
 from horovod.settings import SettingError, Settings, environment_of, parse_flag, rows
-from horovod.world import communicators, starters
+from horovod.world import communicators, launchers
 
 PACKAGE = Path(horovod.__file__).parent
 
@@ -157,7 +157,7 @@ def test_an_operation_may_go_another_way_on_gpus_than_the_others() -> None:
 )
 def test_other_launchers_announcements_are_seen(environment: dict[str, str], announced: tuple[str, str] | None) -> None:
     settings = Settings.from_environment({**environment, "HOME": "/root"})
-    assert starters.announced_world(settings.launch_environment) == announced
+    assert launchers.announced_world(settings.launch_environment) == announced
 
 
 def test_rows_are_spelled_once() -> None:

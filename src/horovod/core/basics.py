@@ -23,7 +23,7 @@ from horovod.core.process_sets import ProcessSet, register_set, take_for_all
 from horovod.core.temporary_files import say_no_init
 from horovod.settings import Settings, current_environment
 from horovod.settings.without_effect import notes, variables_without_effect
-from horovod.world import bootstrap, communicators, mpi, starters
+from horovod.world import bootstrap, communicators, launchers, mpi
 from horovod.world.agreed_sets import GivenSet
 from horovod.world.bootstrap import Assignment
 
@@ -139,7 +139,7 @@ def _start(settings: Settings, comm: Any, process_sets: Any, assignment: Assignm
     if process_sets == "dynamic":
         settings = dataclasses.replace(settings, dynamic_process_sets=True)
     if comm is not None:
-        size = settings.size or starters.world_size(settings.launch_environment)
+        size = settings.size or launchers.world_size(settings.launch_environment)
         comm = mpi.communicator_of(comm, size, time.monotonic() + settings.start_timeout_s)
     for process_set in sets:
         process_set.take_ranks(comm)
@@ -155,7 +155,7 @@ def _start(settings: Settings, comm: Any, process_sets: Any, assignment: Assignm
         if context.rank == 0 and not settings.rendezvous_address:  # else horovodrun has said it
             for note in notes(variables_without_effect(current_environment())):
                 _log.warning("horovod: warning: %s", note)
-        mpi.at_exit(shutdown)  # runs before what a starter has registered: MPI ends after the world
+        mpi.at_exit(shutdown)  # runs before what a launcher has registered: MPI ends after the world
         _registered = True
     try:
         for process_set, groups in zip(sets, world.process_sets, strict=True):

@@ -19,7 +19,7 @@ __all__ = [
     "WHOLE_HOST",
     "AskStack",
     "Attached",
-    "Attend",
+    "Ready",
     "Done",
     "End",
     "Ended",
@@ -31,7 +31,7 @@ __all__ = [
     "Lost",
     "Message",
     "Order",
-    "Pardoned",
+    "CooledDown",
     "Place",
     "Raised",
     "Stack",
@@ -42,9 +42,9 @@ __all__ = [
     "Timeout",
     "Timer",
     "Update",
-    "Withhold",
+    "Blacklist",
     "Worker",
-    "World",
+    "WorldRecord",
 ]
 
 # (host, slot). WHOLE_HOST in place of a slot: all of them.
@@ -73,7 +73,7 @@ class Worker(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class World:
+class WorldRecord:
     """The record of a generation, written once. `members`: workers by rank. `base`: the state that it begins with.
 
     `sync`: whether the members must get that state from rank 0. If not, all of them hold it.
@@ -88,14 +88,14 @@ class World:
 
 @dataclasses.dataclass(frozen=True)
 class Lost:
-    """This world is dead: leave it and attend."""
+    """This world is dead: leave it, and be ready for the next one."""
 
     generation: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Update:
-    """The hosts have changed: agree on it at the next cut, then attend."""
+    """The hosts have changed: agree on it at the next cut, then leave and be ready."""
 
     number: int
     flags: int
@@ -116,14 +116,14 @@ class AskStack:
     """The others have waited for this worker for long: say where its script is."""
 
 
-Message = World | Lost | Update | Stop | Done | AskStack
+Message = WorldRecord | Lost | Update | Stop | Done | AskStack
 
 
 # Events. Those of a worker carry the generation that it has been in last (0: none) and the id of its state.
 
 
 @dataclasses.dataclass(frozen=True)
-class Attend:
+class Ready:
     """A worker is in no world and asks for one. `orderly`: it left after a cut at which all agreed to leave.
 
     `unreached`: members of its last world that it could not connect to. `why`: what it noticed, for people, if that was
@@ -199,8 +199,8 @@ class Listed:
 
 
 @dataclasses.dataclass(frozen=True)
-class Pardoned:
-    """A place that was withheld may be used again."""
+class CooledDown:
+    """A place that was blacklisted may be used again."""
 
     place: Place
 
@@ -222,7 +222,7 @@ class Timeout:
     timer: Timer
 
 
-Event = Attend | Finished | Attached | Raised | Left | Ended | Listed | Pardoned | Timeout
+Event = Ready | Finished | Attached | Raised | Left | Ended | Listed | CooledDown | Timeout
 
 
 # Orders.
@@ -248,8 +248,8 @@ class Tell:
 
 
 @dataclasses.dataclass(frozen=True)
-class Withhold:
-    """Send Pardoned for the place when it may be used again. `failures`: how often workers of its host have failed."""
+class Blacklist:
+    """Send CooledDown when the place may be used again. `failures`: how often workers of its host have failed."""
 
     place: Place
     failures: int
@@ -263,4 +263,4 @@ class End:
     text: str
 
 
-Order = Start | Kill | Tell | Withhold | End
+Order = Start | Kill | Tell | Blacklist | End

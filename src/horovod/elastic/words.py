@@ -8,41 +8,41 @@ from typing import Any
 
 from horovod.elastic.messages import (
     AskStack,
-    Attend,
     Done,
     Finished,
     Lost,
     Message,
     Raised,
+    Ready,
     Stack,
     Stop,
     Update,
     Worker,
-    World,
+    WorldRecord,
 )
 
-__all__ = ["Said", "WordError", "packed", "unpacked_message", "unpacked_said"]
+__all__ = ["Report", "WordError", "packed", "unpacked_message", "unpacked_report"]
 
 # Words of workers about themselves.
-Said = Attend | Finished | Raised | Stack
+Report = Ready | Finished | Raised | Stack
 
 _MESSAGES: dict[str, type] = {
-    "world": World,
+    "world": WorldRecord,
     "lost": Lost,
     "update": Update,
     "stop": Stop,
     "done": Done,
     "ask-stack": AskStack,
 }
-_SAID: dict[str, type] = {"attend": Attend, "finished": Finished, "raised": Raised, "stack": Stack}
-_NAMES = {kind: name for name, kind in {**_MESSAGES, **_SAID}.items()}
+_REPORTS: dict[str, type] = {"ready": Ready, "finished": Finished, "raised": Raised, "stack": Stack}
+_NAMES = {kind: name for name, kind in {**_MESSAGES, **_REPORTS}.items()}
 
 
 class WordError(ValueError):
     """A message that this version does not know."""
 
 
-def packed(word: Message | Said) -> dict[str, Any]:
+def packed(word: Message | Report) -> dict[str, Any]:
     """The word as JSON takes it."""
     return {"word": _NAMES[type(word)], **dataclasses.asdict(word)}
 
@@ -53,12 +53,12 @@ def unpacked_message(data: Any) -> Message:
     return message
 
 
-def unpacked_said(data: Any, worker: int) -> Said:
+def unpacked_report(data: Any, worker: int) -> Report:
     """A word of a worker about itself. Raises WordError, also for a word of another worker."""
-    said: Said = _unpacked(data, _SAID)
-    if said.worker != worker:
-        raise WordError(f"worker {worker} speaks for worker {said.worker}")
-    return said
+    report: Report = _unpacked(data, _REPORTS)
+    if report.worker != worker:
+        raise WordError(f"worker {worker} speaks for worker {report.worker}")
+    return report
 
 
 def _unpacked(data: Any, kinds: dict[str, type]) -> Any:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from horovod import __version__
-from horovod.launcher.foreign import ForeignCommand, foreign_command
+from horovod.launcher.external import ExternalCommand, external_command
 from horovod.launcher.host import processes
 from horovod.launcher.job import supervise
 from horovod.launcher.job.spec import ElasticPlan, Job
@@ -63,7 +63,7 @@ def main(
         return _refused(error, keep)
     for note in plan.without_effect():
         print(f"horovodrun: {note}", file=sys.stderr)
-    if isinstance(ready, ForeignCommand):
+    if isinstance(ready, ExternalCommand):
         return _become(ready, plan.said_of_hosts[:1] if options.verbose else None)
     try:
         return supervise.run(ready, secret, keep)
@@ -77,7 +77,7 @@ def _refused(error: Exception, keep: Keep) -> int:
     return error.exit_code if isinstance(error, UsageError) else 2
 
 
-def check(arguments: Sequence[str]) -> Job | ForeignCommand:
+def check(arguments: Sequence[str]) -> Job | ExternalCommand:
     """Parses a command line into the job that main() runs. Raises ValueError with the text of main()'s error."""
     try:
         return _Plan(parse(arguments), current_environment()).ready()
@@ -116,16 +116,16 @@ def _occupy_standard_streams() -> None:
             setattr(sys, name, os.fdopen(number, "w", closefd=False))
 
 
-def _become(foreign: ForeignCommand, said: Sequence[str] | None) -> int:
+def _become(external: ExternalCommand, said: Sequence[str] | None) -> int:
     """mpirun takes this process over: its signals, its output and its exit code are mpirun's own.
 
     `said`: what --verbose says first; None without it.
     """
-    for text in () if said is None else (*said, foreign.shown()):
+    for text in () if said is None else (*said, external.shown()):
         print(f"horovodrun: {text}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execvpe(foreign.command[0], foreign.command, foreign.environment)
+    os.execvpe(external.command[0], external.command, external.environment)
 
 
 class _Plan:
@@ -165,7 +165,7 @@ class _Plan:
             given.append(("--elastic-timeout", "this job is not elastic; --min-np makes it so"))
         return notes(given)
 
-    def ready(self) -> Job | ForeignCommand:
+    def ready(self) -> Job | ExternalCommand:
         """Everything that can be known to be wrong before a process is started is said here."""
         options, settings = self._options, self._settings
         if unsupported := settings.unsupported():
@@ -205,7 +205,7 @@ class _Plan:
                 *(f"{name}={value}" for name, value in options.assigned.items()),
                 *options.command,
             ]
-        return foreign_command(self._controller, options, hosts, self._job_environment(), settings.network_interface)
+        return external_command(self._controller, options, hosts, self._job_environment(), settings.network_interface)
 
     def _chosen_controller(self) -> str:
         chosen = dict.fromkeys(self._options.controllers or [])

@@ -340,7 +340,7 @@ class Settings(EndSettings, ElasticSettings, TrainingSettings):
         "Folder for the temporary files of multiprocessing; it is removed when the job ends.",
     )
 
-    # The variables of other launchers, for world/starters
+    # The variables of other launchers, for world/launchers
     launch_environment: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False)
 
     @classmethod

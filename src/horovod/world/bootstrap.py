@@ -31,17 +31,17 @@ from horovod import __version__
 from horovod.core import native
 from horovod.core.exceptions import StartError, text_of
 from horovod.settings import Settings
-from horovod.world import communicators, links, mpi, starters
+from horovod.world import communicators, launchers, links, mpi
 from horovod.world.agreed_sets import GivenSet, recorded
 from horovod.world.channel import AuthenticationError, ChannelError, UnreachableError
 from horovod.world.data_links import DataLinkOpener
+from horovod.world.launchers.job import LaunchedJob, join
 from horovod.world.links import Link
 from horovod.world.meeting import OUTCOME, Digest, Meeting, check_record, read_digest, refusal
 from horovod.world.network import address_towards, interface_address
 from horovod.world.rendezvous import RankGone, Rendezvous
 from horovod.world.secret import read_secret
 from horovod.world.start_watch import StartWatch
-from horovod.world.starters.job import Job, join
 from horovod.world.topology import Identity, Topology, identity_of, rank_of
 from horovod.world.world import LAUNCHERS_WORD_S, World
 
@@ -83,9 +83,9 @@ def connect(
     if settings.controller.strip().lower() == "mpi":
         mpi.must_be_there("HOROVOD_CONTROLLER=mpi", time.monotonic() + settings.start_timeout_s)
     job = None
-    started = starters.started_by(settings, comm)
+    started = launchers.started_by(settings, comm)
     if started is not None and started.size > 1:
-        starters.end_with_launcher(settings)
+        launchers.end_with_launcher(settings)
         job = join(started, settings, time.monotonic() + settings.start_timeout_s, comm)
     elif started is not None or not settings.rendezvous_address:
         world = _alone(settings, next(_alone_generations), meant=started is not None)
@@ -99,7 +99,7 @@ def connect(
         raise
 
 
-def _run(start: _Start, job: Job | None) -> World:
+def _run(start: _Start, job: LaunchedJob | None) -> World:
     """If it fails, it leaves nothing behind, and other ranks are told. Raises StartError."""
     try:
         return start.run()
@@ -150,7 +150,7 @@ def record_gone(rendezvous: Rendezvous | None, generation: int, gone: RankGone) 
 
 
 def _alone(settings: Settings, generation: int, *, meant: bool) -> World:
-    announced = starters.announced_world(settings.launch_environment)
+    announced = launchers.announced_world(settings.launch_environment)
     if announced is not None and settings.size != 1 and not meant:
         variable, value = announced
         if not value.isdecimal():
@@ -167,7 +167,7 @@ def _alone(settings: Settings, generation: int, *, meant: bool) -> World:
             "start-alone",
         )
     if generation == 0 and not meant:
-        starters.warn_of_dropped_variables(settings)
+        launchers.warn_of_dropped_variables(settings)
     return World(Identity(0, 1, 0, 1, 0, 1), generation, [0], [], "loopback", None)
 
 
@@ -178,7 +178,7 @@ class _Start:
         self,
         settings: Settings,
         process_sets: Sequence[GivenSet],
-        job: Job | None,
+        job: LaunchedJob | None,
         comm: Any,
         assignment: Assignment | None,
     ) -> None:
@@ -312,7 +312,7 @@ class _Start:
         timeout_s = self.settings.start_timeout_s
         return Meeting(self.rendezvous, identity, hostname, self.generation, self.deadline, timeout_s)
 
-    def _place(self, job: Job) -> dict[str, Any]:
+    def _place(self, job: LaunchedJob) -> dict[str, Any]:
         """Agreed with the other ranks, since no launcher has assigned it."""
         alone = Identity(job.started.rank, job.started.size, 0, 1, 0, 1)
         place = self._meeting(alone, "").place(job.whereabouts())

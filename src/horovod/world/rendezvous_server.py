@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The place where the ranks of one job meet: a key-value store, open to holders of the job's secret.
 
-It runs in horovodrun, or in rank 0 if another launcher has started the ranks (starters/job.py).
+It runs in horovodrun, or in rank 0 if another launcher has started the ranks (launchers/job.py).
 
 This file handles the connections; rendezvous_store.py handles the requests.
 

@@ -10,10 +10,10 @@ from typing import Any
 from horovod.world.agreed_sets import Places
 from horovod.world.channel import ChannelError
 from horovod.world.data_links import DataLinkOpener
+from horovod.world.launchers.job import LaunchedJob
 from horovod.world.links import Link
 from horovod.world.rendezvous import Rendezvous
 from horovod.world.start_watch import StartWatch
-from horovod.world.starters.job import Job
 from horovod.world.topology import Identity
 
 __all__ = ["LAUNCHERS_WORD_S", "World"]
@@ -31,7 +31,7 @@ class World:
     links: list[Link]
     transport: str  # the communicator that joins all ranks
     rendezvous: Rendezvous | None  # None: started without a launcher
-    job: Job | None = None  # if it was not horovodrun that has started the ranks
+    job: LaunchedJob | None = None  # if it was not horovodrun that has started the ranks
     has_mpi: bool = False  # mpi4py's MPI runs in this process
     comm: Any = None  # the communicator that init was given
     watch: StartWatch | None = None  # until the native core has started

@@ -14,7 +14,7 @@ from unittest import mock
 from horovod.core.exceptions import StartError
 from horovod.world import links, meeting
 from horovod.world.channel import Channel, ChannelError
-from horovod.world.starters.offer import Offer
+from horovod.world.launchers.offer import Offer
 
 MEASURED = {
     "horovod/world/links.py": ["LocalLeader._serve", "Mesh._serve", "_checked_hello", "_Links"],
@@ -26,7 +26,7 @@ MEASURED = {
         *("agreed", "check_places", "_is_split", "_read", "_is_given", "_is_rank", "_is_list"),
     ],
     "horovod/world/topology.py": ["hosts_of", "places_of", "ranks_text"],
-    "horovod/world/starters/offer.py": ["Offer.parse"],
+    "horovod/world/launchers/offer.py": ["Offer.parse"],
 }
 LONGEST = 8192
 RANK, SIZE, GENERATION = 0, 4, 7

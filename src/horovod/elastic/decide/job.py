@@ -8,7 +8,7 @@ import itertools
 from typing import NamedTuple
 
 from horovod.core.wording import counted
-from horovod.elastic.messages import ADDED, NO_STATE, REMOVED, Place, StateId, Timer, Worker, World
+from horovod.elastic.messages import ADDED, NO_STATE, REMOVED, Place, StateId, Timer, Worker, WorldRecord
 
 __all__ = [
     "BLAME_HOST",
@@ -23,7 +23,7 @@ __all__ = [
     "STATE_LOST",
     "SUCCESS",
     "TOO_FEW_SLOTS",
-    "Job",
+    "JobState",
     "Rules",
     "Waits",
     "all_have_failed",
@@ -77,20 +77,20 @@ class Rules(NamedTuple):
     settle: bool = False
 
 
-class Job(NamedTuple):
+class JobState(NamedTuple):
     """The driver's state. Workers are numbers, except in `workers`."""
 
     phase: str = GATHER
     generation: int = 0
     # The newest world. `fresh`: the next one begins without a state, so no worker need hold one.
-    record: World | None = None
+    record: WorldRecord | None = None
     members: frozenset[int] = frozenset()
     fresh: bool = True
     finished: frozenset[int] = frozenset()  # members whose function has returned
     left: frozenset[int] = frozenset()  # of these, those whose processes are gone
     lost: bool = False  # broken by a loss, not left in order
     calm: bool = True  # since it began no process has ended, and the hosts are the same
-    barren: int = 0  # worlds in a row that broke in such a calm, and before a cut
+    fruitless: int = 0  # worlds in a row that broke in such a calm, and before a cut
     # (generation, worker, other one): in these worlds and the newest, one of the two could not connect to the other.
     unreached: frozenset[tuple[int, int, int]] = frozenset()
     apart: frozenset[int] = frozenset()  # workers that are ended for that reason
@@ -102,16 +102,16 @@ class Job(NamedTuple):
     started: int = 0
     told: frozenset[int] = frozenset()
     waiting: tuple[tuple[int, StateId], ...] = ()
-    come: frozenset[int] = frozenset()  # have attended at least once
+    come: frozenset[int] = frozenset()  # have been ready at least once
     # The hosts that discovery lists with their slots, oldest first, and the places there that may be used.
     hosts: tuple[tuple[str, int], ...] = ()
     listed: frozenset[Place] = frozenset()
-    withheld: frozenset[Place] = frozenset()
+    blacklisted: frozenset[Place] = frozenset()
     failures: tuple[tuple[str, tuple[float, ...]], ...] = ()  # by host, when its workers have failed
     raised: tuple[tuple[int, StateId, str], ...] = ()  # (worker, state, error) of scripts
     # For people; nothing is decided by these.
     reasons: tuple[str, ...] = ()  # of the next generation
-    attended: bool = False  # any worker has at least once, also one that has ended
+    was_ready: bool = False  # any worker has been, also one that has ended
     outcome: str = ""
 
 
@@ -125,24 +125,24 @@ class Waits(NamedTuple):
     timer: Timer | None
 
 
-def needed(job: Job, rules: Rules) -> int:
+def needed(job: JobState, rules: Rules) -> int:
     """How many workers the next world has at least."""
     return rules.min_np if job.generation else rules.np
 
 
-def holds_state(job: Job, number: int) -> bool:
+def holds_state(job: JobState, number: int) -> bool:
     """It holds a cut; or its world began without one, and so none can have passed that it has no part in."""
     held = dict(job.waiting).get(number, NO_STATE)
     return held != NO_STATE or (job.record is not None and number in job.members and job.record.base[1] == 0)
 
 
-def is_full(job: Job, rules: Rules) -> bool:
+def is_full(job: JobState, rules: Rules) -> bool:
     """True if the newest world has all the workers that it may have: others that are ready wait in reserve."""
     staying = sum(worker.number in job.members and worker.place in job.listed for worker in job.workers)
     return rules.max_np is not None and staying >= rules.max_np
 
 
-def one_apart(job: Job) -> tuple[int, int] | None:
+def one_apart(job: JobState) -> tuple[int, int] | None:
     """The worker to end, and one that it cannot reach; None unless a pair has failed to connect twice.
 
     The one in more such pairs is ended, else the younger one, never the last that holds the state.
@@ -157,13 +157,13 @@ def one_apart(job: Job) -> tuple[int, int] | None:
     return number, next(one for pair in pairs if number in pair for one in pair if one != number)
 
 
-def raised_with_state(job: Job) -> tuple[tuple[int, StateId, str], ...]:
+def raised_with_state(job: JobState) -> tuple[tuple[int, StateId, str], ...]:
     """The errors of workers that held a state. After a cut, which shows that the job is well, only these count."""
     return tuple(item for item in job.raised if item[1] != NO_STATE)
 
 
-def missing(job: Job) -> list[Worker]:
-    """Members of the last world that live and have neither attended nor finished."""
+def missing(job: JobState) -> list[Worker]:
+    """Members of the last world that live and are neither ready nor finished."""
     held = dict(job.waiting)
     return [
         worker
@@ -172,12 +172,12 @@ def missing(job: Job) -> list[Worker]:
     ]
 
 
-def unfinished(job: Job) -> list[Worker]:
+def unfinished(job: JobState) -> list[Worker]:
     """Members of the world that runs whose function has not returned."""
     return [one for one in job.workers if one.number in job.members and one.number not in job.finished]
 
 
-def waits(job: Job, rules: Rules) -> Waits | None:
+def waits(job: JobState, rules: Rules) -> Waits | None:
     """The wait that the driver is in, or None."""
     if job.phase == LIVE:
         return _waits_of_live(job)
@@ -198,7 +198,7 @@ def waits(job: Job, rules: Rules) -> Waits | None:
     return Waits(f"workers that start or end: {names(coming)}", Timer.STARTS if job.generation else None)
 
 
-def _waits_of_live(job: Job) -> Waits | None:
+def _waits_of_live(job: JobState) -> Waits | None:
     # A joiner that has gone again does not interrupt the members.
     if job.settling and any(number not in job.members for number, _ in job.waiting):
         return Waits("other workers that are about to be ready", Timer.SETTLE)
@@ -211,25 +211,25 @@ def _waits_of_live(job: Job) -> Waits | None:
     return None
 
 
-def reasons(job: Job) -> str:
+def reasons(job: JobState) -> str:
     """The events since the last world began; if there are many, the last ones."""
     more = len(job.reasons) - _SHOWN_REASONS
     return " and ".join(job.reasons[-_SHOWN_REASONS:]) + (f" (and {more} more before)" if more > 0 else "")
 
 
-def because(job: Job) -> str:
+def because(job: JobState) -> str:
     """That, as the end of a sentence."""
     return f": {reasons(job)}" if job.reasons else ""
 
 
-def all_have_failed(job: Job) -> str:
+def all_have_failed(job: JobState) -> str:
     """Why a job ends whose hosts have all failed."""
     hosts = ", ".join(host for host, _ in job.hosts)
-    what = f"workers have failed on every host ({hosts})" if job.attended else "no worker has got to hvd.init()"
+    what = f"workers have failed on every host ({hosts})" if job.was_ready else "no worker has got to hvd.init()"
     return what + because(job)
 
 
-def usual_reason(job: Job) -> str:
+def usual_reason(job: JobState) -> str:
     """Why there is a new generation, if no worker has ended."""
     if not job.generation:
         return "the job starts"

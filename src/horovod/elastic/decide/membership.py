@@ -33,7 +33,7 @@ from horovod.elastic.decide.job import (
     STATE_LOST,
     SUCCESS,
     TOO_FEW_SLOTS,
-    Job,
+    JobState,
     Rules,
     all_have_failed,
     because,
@@ -55,7 +55,8 @@ from horovod.elastic.messages import (
     REMOVED,
     WHOLE_HOST,
     Attached,
-    Attend,
+    Blacklist,
+    CooledDown,
     Done,
     End,
     Ended,
@@ -67,8 +68,8 @@ from horovod.elastic.messages import (
     Lost,
     Message,
     Order,
-    Pardoned,
     Raised,
+    Ready,
     Start,
     StateId,
     Stop,
@@ -76,9 +77,8 @@ from horovod.elastic.messages import (
     Timeout,
     Timer,
     Update,
-    Withhold,
     Worker,
-    World,
+    WorldRecord,
 )
 
 __all__ = ["begin", "step"]
@@ -86,15 +86,15 @@ __all__ = ["begin", "step"]
 # With BLAME_WORKER, this many failures in this time make it the host's fault.
 _FAILURES, _WITHIN_S = 3, 300.0
 _KEPT_FAILURES = 16  # a cooldown no longer grows after so many
-_MOST_BARREN = 3  # so many worlds in a row that break by themselves: the next one would, too
+_MOST_FRUITLESS = 3  # so many worlds in a row that break by themselves: the next one would, too
 
 
-def begin(hosts: tuple[tuple[str, int], ...], rules: Rules) -> tuple[Job, tuple[Order, ...]]:
+def begin(hosts: tuple[tuple[str, int], ...], rules: Rules) -> tuple[JobState, tuple[Order, ...]]:
     """A job with these hosts, and the orders to start its workers."""
-    return step(Job(), Listed(hosts), rules)
+    return step(JobState(), Listed(hosts), rules)
 
 
-def step(job: Job, event: Event, rules: Rules) -> tuple[Job, tuple[Order, ...]]:
+def step(job: JobState, event: Event, rules: Rules) -> tuple[JobState, tuple[Order, ...]]:
     """Applies an event to the job. Returns the new state, and the orders in the sequence to carry them out."""
     turn = _Turn(job, rules)
     _HANDLERS[type(event)](turn, event)
@@ -106,7 +106,7 @@ def step(job: Job, event: Event, rules: Rules) -> tuple[Job, tuple[Order, ...]]:
 class _Turn:
     """One step under way: the state as it becomes, and the orders so far."""
 
-    def __init__(self, job: Job, rules: Rules) -> None:
+    def __init__(self, job: JobState, rules: Rules) -> None:
         self.job = job
         self.rules = rules
         self.orders: list[Order] = []
@@ -126,7 +126,7 @@ class _Turn:
 # Words of workers
 
 
-def _answered(turn: _Turn, event: Attend | Finished | Attached) -> bool:
+def _answered(turn: _Turn, event: Ready | Finished | Attached) -> bool:
     """Answers a late event, or a worker that may have missed a message. True if the event needs no more than that."""
     job, number = turn.job, event.worker
     if all(worker.number != number for worker in job.workers):
@@ -145,8 +145,8 @@ def _answered(turn: _Turn, event: Attend | Finished | Attached) -> bool:
     return isinstance(event, Attached)
 
 
-def _attend(turn: _Turn, event: Attend) -> None:
-    turn.set(attended=True)
+def _ready(turn: _Turn, event: Ready) -> None:
+    turn.set(was_ready=True)
     if _answered(turn, event):
         return
     _wait(turn, event)
@@ -201,7 +201,7 @@ def _raised(turn: _Turn, event: Raised) -> None:
         _finish(turn, SCRIPT, f"{who} raised the same exception {where}: {event.error}")
 
 
-def _wait(turn: _Turn, event: Attend | Finished) -> None:
+def _wait(turn: _Turn, event: Ready | Finished) -> None:
     waiting = {**dict(turn.job.waiting), event.worker: event.state}
     turn.set(waiting=tuple(sorted(waiting.items())), come=turn.job.come | {event.worker})
 
@@ -244,7 +244,7 @@ def _ended(turn: _Turn, event: Ended) -> None:
 
 
 def _blame(turn: _Turn, worker: Worker, at_s: float, started: bool) -> None:
-    """Withholds the place of a failed worker, or its whole host, unless discovery has dropped the place."""
+    """Blacklists the place of a failed worker, or its whole host, unless discovery has dropped the place."""
     job, host = turn.job, worker.host
     if worker.place not in job.listed:
         return
@@ -258,8 +258,8 @@ def _blame(turn: _Turn, worker: Worker, at_s: float, started: bool) -> None:
     others_live = any(other.host == host and other.number not in turn.job.told for other in turn.job.workers)
     place = (host, WHOLE_HOST if whole and (others_listed or not others_live) else worker.slot)
     # A host's failures count as long as it is listed, those of a slot for a while.
-    turn.orders.append(Withhold(place, len(failures[host] if place[1] == WHOLE_HOST else recent)))
-    turn.set(withheld=job.withheld | {place})
+    turn.orders.append(Blacklist(place, len(failures[host] if place[1] == WHOLE_HOST else recent)))
+    turn.set(blacklisted=job.blacklisted | {place})
 
 
 def _discovered(turn: _Turn, event: Listed) -> None:
@@ -272,23 +272,23 @@ def _discovered(turn: _Turn, event: Listed) -> None:
     turn.set(
         calm=job.calm and now == dict(job.hosts),
         hosts=(*kept, *new),
-        withheld=frozenset(place for place in job.withheld if place[0] in now),
+        blacklisted=frozenset(place for place in job.blacklisted if place[0] in now),
         failures=tuple(item for item in job.failures if item[0] in now),
     )
     _use_places(turn)
 
 
-def _pardoned(turn: _Turn, event: Pardoned) -> None:
+def _cooled_down(turn: _Turn, event: CooledDown) -> None:
     if turn.job.phase != OVER:
-        turn.set(withheld=turn.job.withheld - {event.place})
+        turn.set(blacklisted=turn.job.blacklisted - {event.place})
         _use_places(turn)
 
 
 def _use_places(turn: _Turn) -> None:
     """Follows what is listed: tells those on places that are not, and starts workers in empty ones."""
-    job, withheld = turn.job, turn.job.withheld
-    places = [(host, slot) for host, slots in job.hosts if (host, WHOLE_HOST) not in withheld for slot in range(slots)]
-    listed = frozenset(places) - withheld
+    job, blocked = turn.job, turn.job.blacklisted
+    places = [(host, slot) for host, slots in job.hosts if (host, WHOLE_HOST) not in blocked for slot in range(slots)]
+    listed = frozenset(places) - blocked
     gone = job.listed - listed
     turn.set(listed=listed)
     if job.phase == OVER:
@@ -298,7 +298,7 @@ def _use_places(turn: _Turn) -> None:
             _stop(turn, worker.number)
         elif worker.place in gone and worker.number in job.members and job.phase == LIVE:
             _announce(turn, REMOVED)
-    all_failed = bool(job.hosts) and all((host, WHOLE_HOST) in withheld for host, _ in job.hosts)
+    all_failed = bool(job.hosts) and all((host, WHOLE_HOST) in blocked for host, _ in job.hosts)
     if all_failed and not turn.rules.cooldown and not any(worker.number in job.members for worker in job.workers):
         _finish(turn, NO_HOST_LEFT, all_have_failed(job))
         return
@@ -363,15 +363,15 @@ def _form(turn: _Turn) -> None:
     root = max(members, key=lambda worker: (held[worker.number], -worker.number)).number
     states = {held[worker.number] for worker in members}
     numbers = frozenset(worker.number for worker in members)
-    barren = job.barren + 1 if _broke_by_itself(job, held[root]) else 0
-    if barren and _end_one_that_is_apart(turn, members):
+    fruitless = job.fruitless + 1 if _broke_by_itself(job, held[root]) else 0
+    if fruitless and _end_one_that_is_apart(turn, members):
         return
-    if barren == _MOST_BARREN:
-        text = f"{barren} worlds in a row broke before a commit, though no worker ended and no host changed"
+    if fruitless == _MOST_FRUITLESS:
+        text = f"{fruitless} worlds in a row broke before a commit, though no worker ended and no host changed"
         _finish(turn, NO_WORLD, text + because(job))
         return
     generation = job.generation + 1
-    record = World(
+    record = WorldRecord(
         generation,
         in_rank_order(members, root, [host for host, _ in job.hosts]),
         # After a loss, a state may have been copied without a cut, so its id does not vouch for it.
@@ -389,8 +389,8 @@ def _form(turn: _Turn) -> None:
         left=frozenset(),
         lost=False,
         calm=True,
-        barren=barren,
-        unreached=job.unreached if barren else frozenset(),
+        fruitless=fruitless,
+        unreached=job.unreached if fruitless else frozenset(),
         raised=raised_with_state(job) if job.record and held[root] > job.record.base else job.raised,
         announced=0,
         settling=False,
@@ -405,7 +405,7 @@ def _form(turn: _Turn) -> None:
         _use_places(turn)
 
 
-def _broke_by_itself(job: Job, newest: StateId) -> bool:
+def _broke_by_itself(job: JobState, newest: StateId) -> bool:
     """True if the last world was lost before any worker had a cut of it, and nothing from outside explains that."""
     return job.lost and job.calm and job.record is not None and newest <= job.record.base
 
@@ -488,13 +488,13 @@ def _late(turn: _Turn, event: Timeout) -> None:
 
 
 _HANDLERS: dict[type, Callable[[_Turn, Any], None]] = {
-    Attend: _attend,
+    Ready: _ready,
     Finished: _finished,
     Attached: _attached,
     Raised: _raised,
     Left: _left,
     Ended: _ended,
     Listed: _discovered,
-    Pardoned: _pardoned,
+    CooledDown: _cooled_down,
     Timeout: _late,
 }

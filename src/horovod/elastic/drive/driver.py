@@ -2,7 +2,7 @@
 """The driver of an elastic job: feeds membership.py with events, carries its orders out, and runs the timers.
 
 It has no thread and opens nothing: the launcher calls it (launcher/job/elastic_job.py), and it reaches processes
-through `Hands` and workers through `Office`, which is the rendezvous.
+through `LauncherPort` and workers through `RendezvousPort`, which is the rendezvous.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from horovod.core.wording import counted
-from horovod.elastic.decide.job import LIVE, OVER, Job, Rules, is_full, missing, unfinished, waits
+from horovod.elastic.decide.job import LIVE, OVER, JobState, Rules, is_full, missing, unfinished, waits
 from horovod.elastic.decide.membership import step
 from horovod.elastic.decide.ranks import identities, in_rank_order
 from horovod.elastic.decide.running_wait import RunningWait
 from horovod.elastic.messages import (
     WHOLE_HOST,
     AskStack,
-    Attend,
+    Blacklist,
+    CooledDown,
     End,
     Ended,
     Event,
@@ -31,23 +32,22 @@ from horovod.elastic.messages import (
     Lost,
     Message,
     Order,
-    Pardoned,
     Place,
     Raised,
+    Ready,
     Stack,
     Start,
     Stop,
     Tell,
     Timeout,
     Timer,
-    Withhold,
     Worker,
-    World,
+    WorldRecord,
 )
-from horovod.elastic.words import Said, packed
+from horovod.elastic.words import Report, packed
 from horovod.world.topology import Identity, Topology
 
-__all__ = ["Driver", "Hands", "Limits", "Office"]
+__all__ = ["Driver", "LauncherPort", "Limits", "RendezvousPort"]
 
 _REFILL_S, _REFILL_MOST_S = 1.0, 60.0  # before a failed worker's slot is used again: once, then twice as long, ...
 _SHOWN_LOSSES = 5
@@ -72,7 +72,7 @@ class Limits:
     cooldown: Callable[[int], float | None]
 
 
-class Hands(Protocol):
+class LauncherPort(Protocol):
     """The actions that the driver asks of the launcher."""
 
     def start(self, worker: Worker, planned: Identity, joins: bool) -> None:
@@ -91,7 +91,7 @@ class Hands(Protocol):
         """For the person at the terminal."""
 
 
-class Office(Protocol):
+class RendezvousPort(Protocol):
     """Where workers meet and get their words: core.rendezvous_server.RendezvousServer."""
 
     def lead(self, generation: int, places: list[dict[str, Any]]) -> None: ...
@@ -108,15 +108,15 @@ class Office(Protocol):
 class Driver:
     """One job. Not thread-safe."""
 
-    def __init__(self, rules: Rules, limits: Limits, hands: Hands, office: Office) -> None:
-        self.job = Job()
+    def __init__(self, rules: Rules, limits: Limits, launcher: LauncherPort, rendezvous: RendezvousPort) -> None:
+        self.job = JobState()
         self.lost = 0  # worlds that ended before their time
         self.losses: collections.deque[str] = collections.deque(maxlen=_SHOWN_LOSSES)  # why the last of them did
         self.led_s = 0.0  # when the newest world began, on the monotonic clock
-        self._rules, self._limits, self._hands, self._office = rules, limits, hands, office
+        self._rules, self._limits, self._launcher, self._rendezvous = rules, limits, launcher, rendezvous
         self._is_lost = False  # the newest generation
-        self._led = 0  # the newest generation that the office knows
-        self._pardons: dict[Place, float] = {}
+        self._led = 0  # the newest generation that the rendezvous knows
+        self._cooldowns: dict[Place, float] = {}
         self._wait = RunningWait(
             {
                 Timer.SETTLE: limits.settle_s,
@@ -135,13 +135,13 @@ class Driver:
 
     def happens(self, event: Event) -> None:
         """An event that membership.py knows."""
-        if isinstance(event, Attend):
+        if isinstance(event, Ready):
             self._comes(event.worker)
         before = self.job.record
         self.job, orders = step(self.job, event, self._rules)
         is_over = any(isinstance(order, End) for order in orders)
         for order in orders:
-            if not (is_over and isinstance(order, Withhold)):  # that place is not used again
+            if not (is_over and isinstance(order, Blacklist)):  # that place is not used again
                 self._carry_out(order, event, before)
         while self._left_well and self.job.phase != LIVE:
             self._end(self._left_well.popitem()[1])
@@ -149,15 +149,15 @@ class Driver:
             self._raised.clear()  # all have been told to stop, and those that do not are ended soon
         self._wait.follow(waits(self.job, self._rules), self.job.generation, time.monotonic())
 
-    def is_said(self, said: Said) -> None:
+    def reports(self, report: Report) -> None:
         """A worker says something."""
-        if isinstance(said, Stack):
-            self._hands.tell(f"worker {said.worker}, which the others wait for, is at:\n{said.text}")
+        if isinstance(report, Stack):
+            self._launcher.tell(f"worker {report.worker}, which the others wait for, is at:\n{report.text}")
             return
-        self._raised.pop(said.worker, None)  # a script may catch the error and go on
-        if isinstance(said, Raised) and any(worker.number == said.worker for worker in self.job.workers):
-            self._raised[said.worker] = _RaisedIn(time.monotonic(), said.error.partition("\n")[0])
-        self.happens(said)
+        self._raised.pop(report.worker, None)  # a script may catch the error and go on
+        if isinstance(report, Raised) and any(worker.number == report.worker for worker in self.job.workers):
+            self._raised[report.worker] = _RaisedIn(time.monotonic(), report.error.partition("\n")[0])
+        self.happens(report)
 
     def list_hosts(self, hosts: Sequence[tuple[str, int]]) -> None:
         """The hosts that can be used now, with their slots."""
@@ -189,39 +189,39 @@ class Driver:
         if self.job.phase == LIVE and worker is not None and started_s is not None and number not in self.job.told:
             ready = f"worker {number} on {worker.host} is ready after {now - started_s:.1f} s"
             then = "waits in reserve" if is_full(self.job, self._rules) else "joins at the next commit"
-            self._hands.tell(f"{ready}; it {then}")
+            self._launcher.tell(f"{ready}; it {then}")
 
     def _end(self, ended: Ended) -> None:
         record, job = self.job.record, self.job
         if record is not None and ended.worker in job.members and job.phase != OVER:
             rank = _rank_in(record, ended.worker)
             text = f"rank {rank} (worker {ended.worker} on {record.members[rank].host}) {ended.how}"
-            self._office.record_failure(rank, text)
-            self._office.gone(rank, text)
-        self._office.forget_worker(ended.worker)
+            self._rendezvous.record_failure(rank, text)
+            self._rendezvous.gone(rank, text)
+        self._rendezvous.forget_worker(ended.worker)
         self._started_s.pop(ended.worker, None)
         self.happens(ended)
 
     # orders
 
-    def _carry_out(self, order: Order, event: Event, before: World | None) -> None:
+    def _carry_out(self, order: Order, event: Event, before: WorldRecord | None) -> None:
         """`before`: the record as it was when the event came."""
         match order:
             case Start(worker):
                 self._started_s[worker.number] = time.monotonic()
-                self._hands.start(worker, self._planned(worker), joins=self.job.generation > 0)
+                self._launcher.start(worker, self._planned(worker), joins=self.job.generation > 0)
             case Kill(number, why):
                 late = f"was ended: it did not leave its world within {self._limits.straggler_s:g} s"
-                self._hands.kill(number, why or late)
+                self._launcher.kill(number, why or late)
             case Tell(number, message):
-                if isinstance(event, Attend) and isinstance(message, Lost):
+                if isinstance(event, Ready) and isinstance(message, Lost):
                     self._has_left(event.worker, message, before)
                 self._tell(number, message)
-            case Withhold(place, failures):
+            case Blacklist(place, failures):
                 assert isinstance(event, Ended)
                 self._withhold(place, failures, f"worker {event.worker} on {place[0]} {event.how}; ")
             case End(outcome, text):
-                self._hands.over(outcome, text)
+                self._launcher.over(outcome, text)
 
     def _planned(self, worker: Worker) -> Identity:
         """The worker's place in a next world of all workers that are started now, as far as there is room."""
@@ -238,32 +238,32 @@ class Driver:
         # By its slot, although a lower one may be empty now: a script chooses its device by this number.
         return dataclasses.replace(planned, local_rank=worker.slot, local_size=max(planned.local_size, worker.slot + 1))
 
-    def _has_left(self, number: int, lost: Lost, before: World | None) -> None:
+    def _has_left(self, number: int, lost: Lost, before: WorldRecord | None) -> None:
         """Tells the other members, which may still form this world, that a worker has left it."""
         if before is None or before.generation != lost.generation:
             return
         if any(member.number == number for member in before.members):
             rank = _rank_in(before, number)
-            self._office.gone(rank, f"rank {rank} (worker {number}) has left generation {before.generation}")
+            self._rendezvous.gone(rank, f"rank {rank} (worker {number}) has left generation {before.generation}")
 
     def _tell(self, number: int, message: Message) -> None:
-        if isinstance(message, World) and message.generation > self._led:
+        if isinstance(message, WorldRecord) and message.generation > self._led:
             self._lead(message)
         elif isinstance(message, Lost):
             self._is_lost = True
-        self._office.tell(number, packed(message))
+        self._rendezvous.tell(number, packed(message))
         if isinstance(message, Stop):
-            self._hands.see_off(number)
+            self._launcher.see_off(number)
 
-    def _lead(self, record: World) -> None:
+    def _lead(self, record: WorldRecord) -> None:
         self._led, self.led_s = record.generation, time.monotonic()
-        self._office.lead(record.generation, _places(record.members))
+        self._rendezvous.lead(record.generation, _places(record.members))
         if record.generation > 1:
             root = record.members[0]
             generation, cut = record.base
             what = f"the state of commit {cut} of generation {generation}" if cut else "a state that has no commit yet"
             state = f"with {what}, from worker {root.number} on {root.host}"
-            self._hands.tell(
+            self._launcher.tell(
                 f"generation {record.generation}: {record.reason}; "
                 f"{counted(len(record.members), 'worker goes on', 'workers go on')}, "
                 + (state if record.sync else "all hold the same state")
@@ -277,15 +277,15 @@ class Driver:
         host, slot = place
         if slot != WHOLE_HOST:
             seconds: float | None = min(_REFILL_S * 2 ** (failures - 1), _REFILL_MOST_S)
-            self._hands.tell(f"{cause}slot {slot} of host {host} gets another worker in {seconds:g} s")
+            self._launcher.tell(f"{cause}slot {slot} of host {host} gets another worker in {seconds:g} s")
         else:
             seconds = self._limits.cooldown(failures)
             ends = "is no longer used" if seconds is None else f"is not used for {seconds:.0f} s"
             hint = "\nhint: --blacklist-cooldown-range lets hosts come back" if seconds is None else ""
-            self._hands.tell(f"{cause}host {host} {ends}: {counted(failures, 'worker')} failed there{hint}")
-        self._pardons.pop(place, None)
+            self._launcher.tell(f"{cause}host {host} {ends}: {counted(failures, 'worker')} failed there{hint}")
+        self._cooldowns.pop(place, None)
         if seconds is not None:
-            self._pardons[place] = time.monotonic() + seconds
+            self._cooldowns[place] = time.monotonic() + seconds
 
     # time
 
@@ -293,26 +293,26 @@ class Driver:
         """When `on_time` has something to do, on the monotonic clock."""
         starts = [at for at, _ in self._start_limits().values()]
         raised = [one.next_at for one in self._raised.values() if one.next_at is not None]
-        return min([*self._pardons.values(), *self._wait.times(), *starts, *raised], default=None)
+        return min([*self._cooldowns.values(), *self._wait.times(), *starts, *raised], default=None)
 
     def on_time(self) -> None:
         """To be called when that time has come, and at any other."""
         now = time.monotonic()
-        for place in [place for place, at in self._pardons.items() if at <= now]:
-            del self._pardons[place]
-            self.happens(Pardoned(place))
+        for place in [place for place, at in self._cooldowns.items() if at <= now]:
+            del self._cooldowns[place]
+            self.happens(CooledDown(place))
         for number, (at, limit_s) in self._start_limits().items():
             if at <= now:
                 del self._started_s[number]
                 flag = "HOROVOD_ELASTIC_JOIN_SECONDS" if self.job.generation else "--start-timeout"
-                self._hands.kill(number, f"was ended: it was not ready within {limit_s:g} s ({flag})")
+                self._launcher.kill(number, f"was ended: it was not ready within {limit_s:g} s ({flag})")
         for number, one in self._raised.items():
             self._look_at_raised(number, one, now)
         if news := self._wait.news(now):
-            self._hands.tell(news)
+            self._launcher.tell(news)
         if self._wait.is_to_ask(now):
             for worker in missing(self.job) if self.job.phase != LIVE else unfinished(self.job):
-                self._office.tell(worker.number, packed(AskStack()))
+                self._rendezvous.tell(worker.number, packed(AskStack()))
         if timer := self._wait.run_out(now):
             self.happens(Timeout(timer))
 
@@ -322,18 +322,18 @@ class Driver:
             return
         if not one.is_told:
             rest = f"it is killed in {_END_RAISED_S - _TELL_RAISED_S:g} s"
-            self._hands.tell(f"worker {number} raised {one.error}, but its process still runs: {rest}")
+            self._launcher.tell(f"worker {number} raised {one.error}, but its process still runs: {rest}")
             one.is_told = True
         else:
             one.is_killed = True
-            self._hands.kill(number, f"was killed: it ran on for {_END_RAISED_S:g} s after its error")
+            self._launcher.kill(number, f"was killed: it ran on for {_END_RAISED_S:g} s after its error")
 
     def put_off(self, seconds: float) -> None:
         """The whole job, and this process, stood still for so long: nothing is late because of that."""
         self._wait.put_off(seconds)
         for one in self._raised.values():
             one.at += seconds
-        self._pardons = {place: at + seconds for place, at in self._pardons.items()}
+        self._cooldowns = {place: at + seconds for place, at in self._cooldowns.items()}
         self._started_s = {number: at + seconds for number, at in self._started_s.items()}
         if self._first_came_s is not None:
             self._first_came_s += seconds
@@ -369,7 +369,7 @@ class _RaisedIn:
         return None if self.is_killed else self.at + (_END_RAISED_S if self.is_told else _TELL_RAISED_S)
 
 
-def _rank_in(record: World, number: int) -> int:
+def _rank_in(record: WorldRecord, number: int) -> int:
     return [member.number for member in record.members].index(number)
 
 

@@ -30,19 +30,19 @@ from horovod.core.exceptions import (
 from horovod.elastic.messages import (
     NO_STATE,
     AskStack,
-    Attend,
     Done,
     Finished,
     Lost,
     Message,
     Raised,
+    Ready,
     Stack,
     StateId,
     Stop,
     Update,
-    World,
+    WorldRecord,
 )
-from horovod.elastic.words import Said, packed, unpacked_message
+from horovod.elastic.words import Report, packed, unpacked_message
 from horovod.elastic.worker import session as sessions
 from horovod.settings import Settings
 from horovod.world.bootstrap import Assignment
@@ -94,7 +94,7 @@ class DriverSession:
     def __init__(self, settings: Settings, enter: basics.Enter) -> None:
         """`enter` makes this process a member of a generation; it raises StartError."""
         assert settings.worker is not None and settings.rendezvous_port is not None
-        self.world: World | None = None
+        self.world: WorldRecord | None = None
         self.cuts = 0
         self.held: StateId = NO_STATE
         self._unreached: set[int] = set()  # ranks of `world`
@@ -107,7 +107,7 @@ class DriverSession:
         self._said = 0
         self._saying = threading.Lock()
         self._news = threading.Condition()  # guards what follows
-        self._next: World | None = None  # the newest world that this worker has been told of
+        self._next: WorldRecord | None = None  # the newest world that this worker has been told of
         self._lost = 0  # the newest generation that is dead
         self._verdict: Stop | Done | None = None
         self._update: tuple[int, Update] | None = None  # with its generation, until it has been passed on
@@ -125,7 +125,7 @@ class DriverSession:
     def is_done(self) -> bool:
         return isinstance(self._verdict, Done)
 
-    def join(self, orderly: bool, why: str = "") -> World:
+    def join(self, orderly: bool, why: str = "") -> WorldRecord:
         with self._news:
             self._is_joining = True
         left = self.world.generation if self.world else 0
@@ -135,7 +135,7 @@ class DriverSession:
         basics.shutdown()
         failures = 0
         while True:
-            self._say(Attend(self._worker, left, self.held, orderly, self._unreached_workers(), why))
+            self._say(Ready(self._worker, left, self.held, orderly, self._unreached_workers(), why))
             world = self._next_world(left)
             self.world, self.cuts, self._unreached = world, 0, set()
             numbers = [member.number for member in world.members]
@@ -200,7 +200,7 @@ class DriverSession:
         """True if the others go on in another world. The caller holds the lock."""
         return self._lost >= generation or (self._next is not None and self._next.generation > generation)
 
-    def _next_world(self, left: int) -> World:
+    def _next_world(self, left: int) -> WorldRecord:
         with self._news:
             self._news.wait_for(
                 lambda: self._verdict is not None or (self._next is not None and self._next.generation > left)
@@ -213,7 +213,7 @@ class DriverSession:
         if self._verdict is not None:
             raise sessions.Stopped(0)
 
-    def _say(self, word: Said) -> None:
+    def _say(self, word: Report) -> None:
         with self._saying:
             self._said += 1
             while True:
@@ -265,7 +265,7 @@ class DriverSession:
     def _hear(self, message: Message) -> None:
         with self._news:
             match message:
-                case World():
+                case WorldRecord():
                     self._next, self._update = message, None
                 case Lost(generation):
                     self._lost = max(self._lost, generation)

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from horovod.core.exceptions import RankLostError, named
-from horovod.elastic.messages import StateId, World
+from horovod.elastic.messages import StateId, WorldRecord
 
 __all__ = ["Session", "Stopped", "begin", "current", "end", "is_loss", "reason_of"]
 
@@ -42,7 +42,7 @@ class Session(Protocol):
     State and the wrapper write `cuts` and `held`. All methods are for the thread that trains.
     """
 
-    world: World | None
+    world: WorldRecord | None
     cuts: int
     held: StateId
 
@@ -56,7 +56,7 @@ class Session(Protocol):
         """True if finish() has returned True: workers do not join or leave any more."""
         ...
 
-    def join(self, orderly: bool, why: str = "") -> World:
+    def join(self, orderly: bool, why: str = "") -> WorldRecord:
         """Leaves the world that this worker is in, if any, and blocks until it is in the next one.
 
         `orderly`: all ranks have agreed to leave. `why` it leaves otherwise (reason_of). Resets `cuts`. Raises

@@ -27,7 +27,7 @@ from horovod.core.exceptions import (
     RankLostError,
     text_of,
 )
-from horovod.elastic.messages import NO_STATE, World
+from horovod.elastic.messages import NO_STATE, WorldRecord
 from horovod.elastic.state.state import State, settle_gpus
 from horovod.elastic.worker import link as _link  # noqa: F401  what init does in an elastic job
 from horovod.elastic.worker import session as sessions
@@ -99,7 +99,7 @@ def _train(session: Session, state: State, func: Callable[[], Any]) -> Any:
         is_another = True
 
 
-def _sync(session: Session, state: State, world: World, known: set[int]) -> None:
+def _sync(session: Session, state: State, world: WorldRecord, known: set[int]) -> None:
     try:
         state.sync()
     except MismatchError as error:
@@ -122,5 +122,5 @@ def _tell(state: State, number: int, flags: int) -> None:
     notification_manager.tell(number, flags)
 
 
-def _numbers(world: World) -> set[int]:
+def _numbers(world: WorldRecord) -> set[int]:
     return {member.number for member in world.members}

@@ -34,7 +34,7 @@ from horovod.core import tracebacks
 from horovod.core.exceptions import HorovodInternalError
 from horovod.core.temporary_files import memory_file
 from horovod.launcher import cli
-from horovod.launcher.foreign import ForeignCommand
+from horovod.launcher.external import ExternalCommand
 from horovod.launcher.function.exchange import Exchange
 from horovod.launcher.function.run_task import Answer, dumps
 from horovod.launcher.host import processes
@@ -147,11 +147,11 @@ def run(
     with contextlib.ExitStack() as stack:
         names = ["task", *(f"result-{rank}" for rank in range(places))]
         far = _has_other_hosts(job)
-        paths = _shared_files(stack, names) if far and isinstance(job, ForeignCommand) else _memory(stack, names)
+        paths = _shared_files(stack, names) if far and isinstance(job, ExternalCommand) else _memory(stack, names)
         Path(paths[0]).write_bytes(task)
         (conclusion,) = _memory(stack, ["conclusion"])
         command = python_command("horovod.launcher.function.run_task", python)
-        if far and not isinstance(job, ForeignCommand):
+        if far and not isinstance(job, ExternalCommand):
             code = _supervised(conclusion, [job.network_interface, *paths], [*flags, *command])
         else:
             code = _supervised(conclusion, [], [*flags, *command, *paths])
@@ -170,9 +170,9 @@ def _most_workers(plan: ElasticPlan) -> int:
     return most
 
 
-def _has_other_hosts(job: Job | ForeignCommand) -> bool:
+def _has_other_hosts(job: Job | ExternalCommand) -> bool:
     names: Sequence[str]
-    if isinstance(job, ForeignCommand):
+    if isinstance(job, ExternalCommand):
         names = job.hosts
     elif job.elastic is None:
         names = [one.hostname for one in job.ranks]

@@ -21,8 +21,8 @@ from horovod.elastic.worker import session as sessions
 from horovod.launcher.function.exchange import ask_for_task, bring_answer
 from horovod.launcher.function.unpicklable import culprit
 from horovod.settings import Settings, current_environment
+from horovod.world.launchers import recognise
 from horovod.world.secret import read_secret
-from horovod.world.starters import recognise
 
 __all__ = ["Answer", "dumps"]
 

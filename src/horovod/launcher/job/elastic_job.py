@@ -22,7 +22,7 @@ from horovod.elastic.decide.job import SCRIPT, SUCCESS
 from horovod.elastic.drive.discovery import DiscoveryError, Hosts, Poller
 from horovod.elastic.drive.driver import Driver
 from horovod.elastic.messages import Worker
-from horovod.elastic.words import WordError, unpacked_said
+from horovod.elastic.words import WordError, unpacked_report
 from horovod.launcher.host import processes
 from horovod.launcher.host.memory import IN_CGROUP
 from horovod.launcher.job.agent_link import AgentLink
@@ -83,7 +83,7 @@ class _Host:
 
 
 class ElasticJob(Supervision):
-    """See Supervision; and the driver's Hands."""
+    """See Supervision, and LauncherPort in elastic/drive/driver.py."""
 
     def __init__(self, job: Job, plan: ElasticPlan, secret: bytes, stack: contextlib.ExitStack, keep: Keep) -> None:
         self._plan = plan
@@ -375,11 +375,11 @@ class ElasticJob(Supervision):
 
     def _on_word(self, worker: int, word: Any) -> None:
         try:
-            self._driver.is_said(unpacked_said(word, worker))
+            self._driver.reports(unpacked_report(word, worker))
         except WordError as error:
             self.warn(f"worker {worker} said what is not understood: {error}")
 
-    # the driver's hands
+    # LauncherPort
 
     def start(self, worker: Worker, planned: Identity, joins: bool) -> None:
         agent = self.agents.on(worker.host)

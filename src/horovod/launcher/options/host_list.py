@@ -20,7 +20,7 @@ from horovod.launcher.allocations import Allocation, find_allocation
 from horovod.launcher.options.hosts import Host, HostsError, is_local, parse_hostfile, parse_hosts, ranks_by_host
 from horovod.launcher.options.usage import UsageError
 from horovod.launcher.placement import PLACEMENTS
-from horovod.world.starters import recognise
+from horovod.world.launchers import recognise
 
 __all__ = ["HostList", "choose_hosts"]
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ends a rank whose launcher, or the launcher's daemon on this host, was killed: it would train on, seen by no user.
 
-The starter is the nearest ancestor that is not this rank itself by its environment. What is between them are wrappers,
-such as a shell. If a wrapper ends before the starter, the rank was put into the background on purpose, and is left
-alone; so is a rank whose starter cannot be found.
+The launcher is the nearest ancestor that is not this rank itself by its environment. What is between them are wrappers,
+such as a shell. If a wrapper ends before the launcher, the rank was put into the background on purpose, and is left
+alone; so is a rank whose launcher cannot be found.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from horovod.world.starters.ancestors import parent_of
-from horovod.world.starters.base import Environment, Started
+from horovod.world.launchers.ancestors import parent_of
+from horovod.world.launchers.base import Environment, Started
 
 __all__ = ["watch"]
 
@@ -34,11 +34,11 @@ def watch(started: Started, recognise: Recognise, grace_s: float) -> None:
     if _watched:
         return
     _watched = True
-    ancestors = _up_to_starter(started, recognise)
+    ancestors = _up_to_launcher(started, recognise)
     opened: list[int] = []
     with contextlib.suppress(OSError):  # one has just ended
         opened.extend(map(os.pidfd_open, ancestors))
-    if len(opened) == len(ancestors) > 0 and _up_to_starter(started, recognise) == ancestors:
+    if len(opened) == len(ancestors) > 0 and _up_to_launcher(started, recognise) == ancestors:
         who = f"rank {started.rank}: {started.launcher}, or its daemon on this host (process {ancestors[-1]}),"
         threading.Thread(target=_wait, args=(opened, who, grace_s), name="horovod-launcher", daemon=True).start()
         return
@@ -47,7 +47,7 @@ def watch(started: Started, recognise: Recognise, grace_s: float) -> None:
 
 
 def _wait(opened: list[int], who: str, grace_s: float) -> None:
-    """`opened`: the ancestors, the starter last."""
+    """`opened`: the ancestors, the launcher last."""
     waiting = select.poll()
     for descriptor in opened:
         waiting.register(descriptor, select.POLLIN)
@@ -61,8 +61,8 @@ def _wait(opened: list[int], who: str, grace_s: float) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _up_to_starter(started: Started, recognise: Recognise) -> list[int]:
-    """The ancestors, from the parent to the starter; none if there is no starter."""
+def _up_to_launcher(started: Started, recognise: Recognise) -> list[int]:
+    """The ancestors, from the parent to the launcher; none if there is no launcher."""
     found: list[int] = []
     pid = os.getppid()
     while pid > 1:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The other programs that start ranks: mpirun, srun, torchrun. Serves a start without horovodrun.
 
-A starter is a file with the function `recognise`, and a row here. The innermost comes first: torchrun runs below srun,
+A launcher is a file with the function `recognise`, and a row here. The innermost comes first: torchrun runs below srun,
 and mpirun's processes on other hosts see the variables of the srun that carried them there.
 
     job.py       the ranks find each other: rank 0 runs the rendezvous, the others get its address
@@ -19,11 +19,11 @@ from typing import Any
 from horovod.core.exceptions import StartError
 from horovod.core.wording import counted
 from horovod.settings import Settings
-from horovod.world.starters import ancestors, hydra, open_mpi, orphans, slurm, torchrun
-from horovod.world.starters.base import Environment, Started
+from horovod.world.launchers import ancestors, hydra, open_mpi, orphans, slurm, torchrun
+from horovod.world.launchers.base import Environment, Started
 
 __all__ = [
-    "STARTERS",
+    "LAUNCHERS",
     "Started",
     "announced_world",
     "end_with_launcher",
@@ -35,7 +35,7 @@ __all__ = [
 
 _log = logging.getLogger("horovod")
 
-STARTERS = (torchrun.recognise, open_mpi.recognise, hydra.recognise, slurm.recognise)
+LAUNCHERS = (torchrun.recognise, open_mpi.recognise, hydra.recognise, slurm.recognise)
 
 
 def recognise(environment: Environment) -> Started | None:
@@ -45,7 +45,7 @@ def recognise(environment: Environment) -> Started | None:
 
 
 def _innermost(environment: Environment) -> Started | None:
-    for one in STARTERS:
+    for one in LAUNCHERS:
         started = one(environment)
         if started is None:
             continue

@@ -16,7 +16,7 @@ import stat
 from pathlib import Path
 
 from horovod.core.exceptions import StartError
-from horovod.world.starters.offer import LONGEST_BYTES, Offer
+from horovod.world.launchers.offer import LONGEST_BYTES, Offer
 
 __all__ = ["OfferFile"]
 

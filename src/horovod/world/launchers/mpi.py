@@ -12,8 +12,8 @@ from typing import Any
 
 from horovod.core.exceptions import StartError
 from horovod.world import mpi
-from horovod.world.starters.base import Started
-from horovod.world.starters.offer import LONGEST_BYTES
+from horovod.world.launchers.base import Started
+from horovod.world.launchers.offer import LONGEST_BYTES
 from horovod.world.topology import ranks_text
 
 __all__ = ["give", "opened", "take"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The facts that a starter gives to this process: its rank, the number of ranks, and the job."""
+"""The facts that a launcher gives to this process: its rank, the number of ranks, and the job."""
 
 from __future__ import annotations
 

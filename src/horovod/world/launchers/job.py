@@ -20,18 +20,18 @@ from typing import Any
 from horovod.core.exceptions import StartError
 from horovod.core.wording import of_system
 from horovod.settings import Settings
+from horovod.world.launchers import mpi
+from horovod.world.launchers.base import Started
+from horovod.world.launchers.folder import OfferFile
+from horovod.world.launchers.offer import Offer
 from horovod.world.mpi import at_exit, not_the_launchers, will_abort
 from horovod.world.network import interface_address, machine, own_addresses
 from horovod.world.reach import reach
 from horovod.world.rendezvous import Rendezvous
 from horovod.world.rendezvous_server import RendezvousServer
 from horovod.world.secret import new_secret
-from horovod.world.starters import mpi
-from horovod.world.starters.base import Started
-from horovod.world.starters.folder import OfferFile
-from horovod.world.starters.offer import Offer
 
-__all__ = ["Job", "join"]
+__all__ = ["LaunchedJob", "join"]
 
 _LOOPBACK = "127.0.0.1"
 _HEARD_S = 3.0  # in which the other ranks take an answer
@@ -39,7 +39,7 @@ _FIRST_LOOK_S, _LAST_LOOK_S = 0.02, 0.5  # at the file, which may lie on a netwo
 
 
 @dataclasses.dataclass
-class Job:
+class LaunchedJob:
     """`reached`: the addresses of rank 0 at which this rank reaches it, in rank 0's order."""
 
     started: Started
@@ -67,10 +67,10 @@ class Job:
             self.file.remove(self.offer)
 
 
-_jobs: list[tuple[Any, Job]] = []  # with the communicator of mpi4py that init was given
+_jobs: list[tuple[Any, LaunchedJob]] = []  # with the communicator of mpi4py that init was given
 
 
-def join(started: Started, settings: Settings, deadline: float, comm: Any = None) -> Job:
+def join(started: Started, settings: Settings, deadline: float, comm: Any = None) -> LaunchedJob:
     """Blocks until rank 0 is found, or `deadline` has passed. Raises StartError. The caller holds the lock of init.
 
     `comm`: a communicator of mpi4py, whose members are the job; by default MPI's world, if it can be had.
@@ -86,7 +86,7 @@ def join(started: Started, settings: Settings, deadline: float, comm: Any = None
     return _jobs[-1][1]
 
 
-def _lead(started: Started, settings: Settings, deadline: float, comm: Any) -> Job:
+def _lead(started: Started, settings: Settings, deadline: float, comm: Any) -> LaunchedJob:
     secret = new_secret()
     file = _file(started, settings) if comm is None else None
     try:
@@ -107,7 +107,7 @@ def _lead(started: Started, settings: Settings, deadline: float, comm: Any) -> J
         server.close()
         raise
     at_exit(functools.partial(_close, server, os.getpid()))
-    return Job(started, offer, offer.addresses, file, server)
+    return LaunchedJob(started, offer, offer.addresses, file, server)
 
 
 def _close(server: RendezvousServer, owner: int) -> None:
@@ -116,7 +116,7 @@ def _close(server: RendezvousServer, owner: int) -> None:
         server.close()
 
 
-def _follow(started: Started, settings: Settings, deadline: float, comm: Any) -> Job:
+def _follow(started: Started, settings: Settings, deadline: float, comm: Any) -> LaunchedJob:
     if comm is None:
         return _follow_file(started, settings, deadline)
     offer = Offer.parse(mpi.take(comm, deadline))
@@ -125,10 +125,10 @@ def _follow(started: Started, settings: Settings, deadline: float, comm: Any) ->
     reached, unreached = _reached(offer, deadline)
     if not reached:
         raise StartError(f"rank {started.rank} cannot reach rank 0: {_why(offer, unreached)}", "start-connection")
-    return Job(started, offer, reached)
+    return LaunchedJob(started, offer, reached)
 
 
-def _follow_file(started: Started, settings: Settings, deadline: float) -> Job:
+def _follow_file(started: Started, settings: Settings, deadline: float) -> LaunchedJob:
     file = _file(started, settings)
     look_s = _FIRST_LOOK_S
     why = "it is not there"
@@ -137,7 +137,7 @@ def _follow_file(started: Started, settings: Settings, deadline: float) -> Job:
         if offer is not None and offer.size == started.size:
             reached, unreached = _reached(offer, deadline)
             if reached:
-                return Job(started, offer, reached, file)
+                return LaunchedJob(started, offer, reached, file)
             # Perhaps it is left over from a job that has ended, and rank 0 is about to replace it.
             why = f"it names {_why(offer, unreached)}"
         if time.monotonic() > deadline:

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import shutil
 
-from horovod.launcher.foreign.base import ForeignCommand, ForeignJob
+from horovod.launcher.external.base import ExternalCommand, ExternalJob
 from horovod.launcher.options.usage import UsageError
 
 __all__ = ["jsrun_command"]
 
 
-def jsrun_command(job: ForeignJob) -> ForeignCommand:
+def jsrun_command(job: ExternalJob) -> ExternalCommand:
     """Raises UsageError outside of LSF, without jsrun, or for hosts with unequal numbers of ranks."""
     if "LSB_JOBID" not in job.environment:
         raise UsageError("--jsrun works inside a job of LSF alone\nhint: bsub, or leave --jsrun out")
@@ -27,4 +27,4 @@ def jsrun_command(job: ForeignJob) -> ForeignCommand:
         words += ["--stdio_stdout", f"{job.output_directory}/stdout", "--stdio_stderr"]
         words += [f"{job.output_directory}/stderr"]
     words += ["--smpiargs", job.arguments] if job.arguments else []
-    return ForeignCommand(["jsrun", *words, *job.command], job.environment, tuple(job.shares))
+    return ExternalCommand(["jsrun", *words, *job.command], job.environment, tuple(job.shares))

@@ -6,29 +6,29 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 
-from horovod.launcher.foreign.base import ForeignCommand, ForeignJob
-from horovod.launcher.foreign.jsrun import jsrun_command
-from horovod.launcher.foreign.mpirun import mpirun_command
+from horovod.launcher.external.base import ExternalCommand, ExternalJob
+from horovod.launcher.external.jsrun import jsrun_command
+from horovod.launcher.external.mpirun import mpirun_command
 from horovod.launcher.options.checks import make_directory
 from horovod.launcher.options.host_list import HostList
 from horovod.launcher.options.hosts import ranks_by_host
 
-__all__ = ["ForeignCommand", "foreign_command"]
+__all__ = ["ExternalCommand", "external_command"]
 
 _COMMANDS = {"mpi": mpirun_command, "jsrun": jsrun_command}
 
 
-def foreign_command(
+def external_command(
     controller: str,
     options: argparse.Namespace,
     hosts: HostList,
     environment: Mapping[str, str],
     interfaces: str,
-) -> ForeignCommand:
+) -> ExternalCommand:
     """The command that starts the job. Raises UsageError if there is no such launcher here, or it cannot do this."""
     if options.output_filename is not None:
         make_directory(options.output_filename)
-    job = ForeignJob(
+    job = ExternalJob(
         command=options.command,
         shares=_shares(controller, hosts),
         environment=dict(environment),

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from horovod.world.starters.base import Environment, Started, numbers
+from horovod.world.launchers.base import Environment, Started, numbers
 
 __all__ = ["is_step", "recognise"]
 

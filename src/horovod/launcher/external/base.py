@@ -10,7 +10,7 @@ import shlex
 from horovod.launcher.job.spec import OF_THIS_MACHINE
 from horovod.launcher.options.usage import UsageError
 
-__all__ = ["ForeignCommand", "ForeignJob"]
+__all__ = ["ExternalCommand", "ExternalJob"]
 
 # Functions of a shell, what says where a process is, secrets, and what mpirun itself sets for each process.
 _NOT_FORWARDED = re.compile(
@@ -20,7 +20,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclasses.dataclass(frozen=True)
-class ForeignCommand:
+class ExternalCommand:
     """`hosts`: where its ranks run."""
 
     command: list[str]
@@ -32,7 +32,7 @@ class ForeignCommand:
 
 
 @dataclasses.dataclass(frozen=True)
-class ForeignJob:
+class ExternalJob:
     """`shares`: how many ranks each host gets, in order. `arguments` and `binding` as the user wrote them."""
 
     command: list[str]

@@ -7,9 +7,9 @@ import pytest
 
 from horovod.core.exceptions import StartError
 from horovod.settings import Settings
-from horovod.world import starters
+from horovod.world import launchers
+from horovod.world.launchers.hydra import job_of_proxy
 from horovod.world.network import machine
-from horovod.world.starters.hydra import job_of_proxy
 
 OPEN_MPI_5 = {
     "OMPI_COMM_WORLD_RANK": "2",
@@ -41,10 +41,10 @@ TORCHRUN = {
 BELOW_SRUN = {**SRUN, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}
 
 
-def recognised(environment: dict[str, str]) -> starters.Started | None:
+def recognised(environment: dict[str, str]) -> launchers.Started | None:
     settings = Settings.from_environment({**environment, "HOME": "/root", "PATH": "/bin"})
     assert not {"HOME", "PATH"} & set(settings.launch_environment)
-    return starters.recognise(settings.launch_environment)
+    return launchers.recognise(settings.launch_environment)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def recognised(environment: dict[str, str]) -> starters.Started | None:
     ],
 )
 def test_a_launcher_is_recognised(environment: dict[str, str], launcher: str, key: str, has_mpi: bool) -> None:
-    assert recognised(environment) == starters.Started(launcher, 2, 4, key, has_mpi)
+    assert recognised(environment) == launchers.Started(launcher, 2, 4, key, has_mpi)
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,8 @@ def test_one_process_alone_is_nobodys_world(environment: dict[str, str]) -> None
 def test_one_process_of_mpirun_inside_of_a_job_with_several_tasks_is_alone() -> None:
     batch = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}
     one = {**OPEN_MPI_5, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", "PMIX_RANK": "0"}
-    assert starters.announced_world({**batch, **one}) is None
-    assert starters.announced_world({**batch, "PMIX_RANK": "0"}) == ("SLURM_NTASKS", "4")
+    assert launchers.announced_world({**batch, **one}) is None
+    assert launchers.announced_world({**batch, "PMIX_RANK": "0"}) == ("SLURM_NTASKS", "4")
 
 
 def test_a_rank_that_cannot_be_is_an_error() -> None:

@@ -7,7 +7,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from horovod.world.starters.base import Environment, Started, numbers
+from horovod.world.launchers.base import Environment, Started, numbers
 
 __all__ = ["job_of_proxy", "recognise"]
 

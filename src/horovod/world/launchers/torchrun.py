@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+from horovod.world.launchers.base import Environment, Started, numbers
 from horovod.world.network import machine
-from horovod.world.starters.base import Environment, Started, numbers
 
 __all__ = ["recognise"]
 

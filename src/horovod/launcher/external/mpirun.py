@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Callable, Mapping
 
 from horovod.core.wording import of_system
-from horovod.launcher.foreign.base import ForeignCommand, ForeignJob
+from horovod.launcher.external.base import ExternalCommand, ExternalJob
 from horovod.launcher.options.usage import UsageError
 
 __all__ = ["command_of", "mpirun_command"]
@@ -33,10 +33,10 @@ _OPEN_MPI_LOSES_HOSTS = {
     for name, value in (("time", "1"), ("intvl", "1"), ("probes", "3"))
 }
 
-Arguments = Callable[[ForeignJob], list[str]]
+Arguments = Callable[[ExternalJob], list[str]]
 
 
-def mpirun_command(job: ForeignJob) -> ForeignCommand:
+def mpirun_command(job: ExternalJob) -> ExternalCommand:
     """Asks mpirun which one it is. Raises UsageError if there is none, or it is none of these."""
     path = shutil.which("mpirun", path=job.environment.get("PATH"))
     if path is None:
@@ -58,12 +58,12 @@ def mpirun_command(job: ForeignJob) -> ForeignCommand:
     return command_of(job, said.stdout + said.stderr)
 
 
-def command_of(job: ForeignJob, version: str) -> ForeignCommand:
+def command_of(job: ExternalJob, version: str) -> ExternalCommand:
     """The command line for the mpirun that says `version` of itself. Raises UsageError."""
     for pattern, arguments in _FLAVOURS:
         if re.search(pattern, version):
             words = [*arguments(job), *job.words(job.arguments), *job.command]
-            return ForeignCommand(["mpirun", *words], _environment(job), tuple(job.shares))
+            return ExternalCommand(["mpirun", *words], _environment(job), tuple(job.shares))
     first = (version.strip().splitlines() or ["nothing"])[0]
     raise UsageError(
         f"--mpi: mpirun --version says {first!r}: expected Open MPI, Spectrum MPI, MPICH or Intel MPI\n"
@@ -71,7 +71,7 @@ def command_of(job: ForeignJob, version: str) -> ForeignCommand:
     )
 
 
-def _environment(job: ForeignJob) -> dict[str, str]:
+def _environment(job: ExternalJob) -> dict[str, str]:
     """Variables for every MPI, whichever it is. The user's own go before, but not before the flags for ssh."""
     flags: dict[str, str] = {}
     if job.ssh_arguments():
@@ -87,15 +87,15 @@ def _hydra_uses_ssh(environment: Mapping[str, str]) -> bool:
     return chosen == "ssh" if chosen else not any(name in environment for name in _BATCH_JOBS)
 
 
-def _ssh(job: ForeignJob) -> str:
+def _ssh(job: ExternalJob) -> str:
     return f"{job.ssh_arguments()} {_SSH_LOSES_HOSTS}"
 
 
-def _hosts(job: ForeignJob) -> str:
+def _hosts(job: ExternalJob) -> str:
     return ",".join(f"{host}:{count}" for host, count in job.shares.items())
 
 
-def _open_mpi_4(job: ForeignJob, binding: tuple[str, ...] = ("--bind-to", "none", "--map-by", "slot")) -> list[str]:
+def _open_mpi_4(job: ExternalJob, binding: tuple[str, ...] = ("--bind-to", "none", "--map-by", "slot")) -> list[str]:
     words = ["--allow-run-as-root", "--tag-output", "-np", str(job.size), "-H", _hosts(job)]
     words += job.words(job.binding) or binding
     if job.ssh_arguments():
@@ -107,7 +107,7 @@ def _open_mpi_4(job: ForeignJob, binding: tuple[str, ...] = ("--bind-to", "none"
     return words + _interfaces_and_variables(job)
 
 
-def _open_mpi_5(job: ForeignJob) -> list[str]:
+def _open_mpi_5(job: ExternalJob) -> list[str]:
     """Its run time is another one (PRRTE), with names of its own."""
     output = ["tag", *(["timestamp"] if job.timestamps else [])]
     # Not dir=, whose folders Open MPI 5.0.11 makes twice, which fails.
@@ -122,26 +122,26 @@ def _open_mpi_5(job: ForeignJob) -> list[str]:
     return words + _interfaces_and_variables(job)
 
 
-def _spectrum(job: ForeignJob) -> list[str]:
+def _spectrum(job: ExternalJob) -> list[str]:
     words = _open_mpi_4(job, ("--bind-to", "socket", "--map-by", "socket", "--rank-by", "core"))
     return (["-tcp"] if job.tcp else []) + words
 
 
-def _interfaces_and_variables(job: ForeignJob) -> list[str]:
+def _interfaces_and_variables(job: ExternalJob) -> list[str]:
     words = ["--mca", "btl_tcp_if_include", job.interfaces] if job.interfaces else []
     return words + [word for name in job.forwarded() for word in ("-x", name)]
 
 
-def _mpich(job: ForeignJob) -> list[str]:
+def _mpich(job: ExternalJob) -> list[str]:
     return [*_hydra(job, "MPICH"), "-hosts", _hosts(job), *job.words(job.binding)]
 
 
-def _intel(job: ForeignJob) -> list[str]:
+def _intel(job: ExternalJob) -> list[str]:
     share = job.equal_share("mpirun of Intel MPI")
     return [*_hydra(job, "Intel MPI"), "-ppn", str(share), "-hosts", ",".join(job.shares), *job.words(job.binding)]
 
 
-def _hydra(job: ForeignJob, name: str) -> list[str]:
+def _hydra(job: ExternalJob, name: str) -> list[str]:
     if job.timestamps:
         raise UsageError(f"mpirun of {name} cannot put the time in front of lines\nhint: leave -prefix-timestamp out")
     if "," in job.interfaces:
