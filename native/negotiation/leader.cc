@@ -25,7 +25,7 @@ Leader::Leader(const HostMap& map, LeaderSettings settings, LeaderPorts ports)
   if (map_.coordinates()) {
     coordinator_.emplace(map_.topology.host_of_rank(), settings_.names);
   } else {
-    gathering_.emplace();
+    merger_.emplace();
   }
   std::vector<int> all;
   for (int rank = 0; rank < map_.world_size(); ++rank) all.push_back(rank);
@@ -37,7 +37,7 @@ void Leader::add_set(int32_t set, const std::vector<int>& ranks) {
   if (coordinates()) {
     coordinator_->add_set(set, ranks);
   } else {
-    gathering_->add_set(set, std::move(members_here));
+    merger_->add_set(set, std::move(members_here));
   }
 }
 
@@ -46,7 +46,7 @@ void Leader::remove_set(int32_t set) {
   if (coordinates()) {
     coordinator_->remove_set(set);
   } else {
-    gathering_->remove_set(set);
+    merger_->remove_set(set);
   }
 }
 
@@ -91,14 +91,14 @@ Status Leader::take_from_rank(uint32_t local_rank, FrameKind kind, const std::st
     return spread(std::move(effects));
   }
   if (kind == FrameKind::kRequest) {
-    send_requests(gathering_->ask(std::move(request), clock_.now_ns()));
+    send_requests(merger_->ask(std::move(request), clock_.now_ns()));
     return {};
   }
-  send_requests(gathering_->take_of(rank));  // a rank's frames stay in order
+  send_requests(merger_->take_of(rank));  // a rank's frames stay in order
   if (kind == FrameKind::kLeave) HVD_RETURN_IF_ERROR(say_pending());
   send_up(kind, payload);
   if (JoinFrame join; kind == FrameKind::kJoin && parse_join(payload, map_.world_size(), &join)) {
-    send_requests(gathering_->join(rank, std::move(join.counted)));
+    send_requests(merger_->join(rank, std::move(join.counted)));
   }
   return {};
 }
@@ -121,7 +121,7 @@ Status Leader::take_from_host(int host, FrameKind kind, const std::string& paylo
 
 void Leader::send_requests(const std::vector<RequestFrame>& requests) {
   for (const RequestFrame& request : requests) send_up(FrameKind::kRequest, request_payload(request));
-  pending_.hold_until(gathering_->due_ns());
+  pending_.hold_until(merger_->due_ns());
 }
 
 // True if it is time to send the complete entries up: they are large or old enough, or the ranks that submitted them
@@ -154,7 +154,7 @@ Status Leader::speak() {
   if (pending_.is_empty()) return {};
   const uint64_t hold_until_ns = pending_.hold_until_ns();
   if (hold_until_ns != 0 && clock_.now_ns() >= hold_until_ns) {
-    send_requests(gathering_->take_late(clock_.now_ns()));
+    send_requests(merger_->take_late(clock_.now_ns()));
   }
   return wants_to_speak() ? say_pending() : Status();
 }
@@ -248,7 +248,7 @@ bool Leader::obey(FrameKind kind, const std::string& payload, Status* outcome) {
   }
   if (std::vector<Decision> decisions; kind == FrameKind::kRecords) {
     if (!parse_records(payload, map_.world_size(), &decisions)) return false;
-    *outcome = log_.apply(decisions, &*gathering_);
+    *outcome = log_.apply(decisions, &*merger_);
     return true;
   }
   if (std::vector<uint32_t> ids; kind == FrameKind::kMayRetire) {
@@ -276,7 +276,7 @@ std::string Leader::snapshot() const {
     for (const uint32_t rank : pending.ranks) text.put(rank);
     text.put('|').put(pending.urgent);
   });
-  if (gathering_.has_value()) text.put_string(gathering_->snapshot());
+  if (merger_.has_value()) text.put_string(merger_->snapshot());
   log_.add_to_snapshot(&text);
   if (coordinator_.has_value()) text.put_string(coordinator_->snapshot());
   return text.take();

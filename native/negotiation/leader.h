@@ -11,7 +11,7 @@
 // Under the driver's token, except pending(), which any thread may use. Blocks only in Readers. A failure that a
 // function returns ends the generation. A plain value apart from its ports: the model checks copy it.
 //
-// Parts: LogWriter, Gathering, Pending, StallFacts. Files: leader.cc (frames and when to speak), spread.cc (decisions,
+// Parts: LogWriter, RequestMerger, Pending, StallFacts. Files: leader.cc (frames and when to speak), spread.cc (decisions,
 // recalls, names that go).
 #pragma once
 
@@ -22,11 +22,11 @@
 
 #include "negotiation/coordinator/coordinator.h"
 #include "negotiation/frames.h"
-#include "negotiation/gathering.h"
 #include "negotiation/host_map.h"
 #include "negotiation/log_writer.h"
 #include "negotiation/pending.h"
 #include "negotiation/ports.h"
+#include "negotiation/request_merger.h"
 #include "negotiation/waiting.h"
 #include "platform/status.h"
 
@@ -71,7 +71,7 @@ class Leader {
   // speak() has something to send now. Any thread.
   bool wants_to_speak() const;
   // Requests wait here for the equal ones of other ranks.
-  bool holds_back() const { return gathering_.has_value() && !gathering_->is_empty(); }
+  bool holds_back() const { return merger_.has_value() && !merger_->is_empty(); }
 
   // Tells rank 0 the names whose RETIRE all ranks of this host have read. `*any`: this has moved the log.
   Status tell_retired(bool* any);
@@ -119,7 +119,7 @@ class Leader {
 
   std::optional<Coordinator> coordinator_;  // on rank 0's host
   Pending pending_;
-  std::optional<Gathering> gathering_;  // on other hosts than rank 0's
+  std::optional<RequestMerger> merger_;  // on other hosts than rank 0's
   LogWriter log_;
   StallFacts facts_;
 };

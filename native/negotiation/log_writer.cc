@@ -39,10 +39,10 @@ std::vector<uint32_t> LogWriter::take_read_retirements() {
   return ids;
 }
 
-Status LogWriter::apply(const std::vector<Decision>& decisions, Gathering* gathering) {
+Status LogWriter::apply(const std::vector<Decision>& decisions, RequestMerger* merger) {
   for (const Decision& decision : decisions) {
     Status failure;
-    if (!write(decision, gathering, &failure)) return failure;
+    if (!write(decision, merger, &failure)) return failure;
   }
   // The caller drives: this rank reads on by itself, and ends the batch where it takes part in it.
   const auto concerns_others = [this](const Decision& decision) {
@@ -58,7 +58,7 @@ Status LogWriter::apply(const std::vector<Decision>& decisions, Gathering* gathe
 }
 
 // False: the record does not stand in the log, for want of memory (`*failure`) or because the generation has ended.
-bool LogWriter::write(const Decision& decision, Gathering* gathering, Status* failure) {
+bool LogWriter::write(const Decision& decision, RequestMerger* merger, Status* failure) {
   const uint32_t id = decision.id;
   const bool has_text = decision.kind == RecordKind::kDefine || decision.kind == RecordKind::kError;
   if (has_text) {
@@ -74,7 +74,7 @@ bool LogWriter::write(const Decision& decision, Gathering* gathering, Status* fa
       return false;
     }
   }
-  if (gathering != nullptr) gathering->note(decision, map_.world_size());
+  if (merger != nullptr) merger->note(decision, map_.world_size());
   if (decision.kind == RecordKind::kLeave) left_[id] = true;
   // The tally first: a rank that reads the record may submit the next round at once.
   if (decision.reset) {

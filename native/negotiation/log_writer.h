@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "negotiation/decision.h"
-#include "negotiation/gathering.h"
 #include "negotiation/host_map.h"
 #include "negotiation/ports.h"
+#include "negotiation/request_merger.h"
 #include "platform/status.h"
 
 namespace hvd {
@@ -26,8 +26,8 @@ class LogWriter {
   std::vector<int> add_set(int32_t set, const std::vector<int>& ranks);
   void remove_set(int32_t set) { sets_.erase(set); }
 
-  // Writes decisions into this host's log. `gathering`: null, or what has to know of them.
-  Status apply(const std::vector<Decision>& decisions, Gathering* gathering);
+  // Writes decisions into this host's log. `merger`: null, or what has to know of them.
+  Status apply(const std::vector<Decision>& decisions, RequestMerger* merger);
 
   // The entries have numbers below this one.
   size_t ids() const { return text_read_at_.size(); }
@@ -51,7 +51,7 @@ class LogWriter {
     uint32_t id;
   };
 
-  bool write(const Decision& decision, Gathering* gathering, Status* failure);
+  bool write(const Decision& decision, RequestMerger* merger, Status* failure);
   void assign(const Decision& decision);
   void back_to_the_fast_way();
 

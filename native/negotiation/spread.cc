@@ -63,7 +63,7 @@ Status Leader::answer_recall(uint32_t id, Effects* effects) {
   // Rank 0 waits for what is complete on this host, and would otherwise wait until this leader speaks next.
   HVD_RETURN_IF_ERROR(say_pending());
   send_up(FrameKind::kRecalled, recalled_payload({id, found}));
-  send_requests(gathering_->recall(id, found));
+  send_requests(merger_->recall(id, found));
   return {};
 }
 

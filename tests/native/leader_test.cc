@@ -4,7 +4,7 @@
 
 #include "check.h"
 #include "liveness/stall.h"
-#include "negotiation/gathering.h"
+#include "negotiation/request_merger.h"
 #include "plain_world.h"
 
 using namespace hvd;
@@ -23,11 +23,11 @@ std::vector<int> ranks_of(const RequestFrame& request) {
   return ranks;
 }
 
-Gathering of_three() {
-  Gathering gathering;
-  gathering.add_set(0, {4, 5, 6});
-  gathering.define(7, 0, "x");
-  return gathering;
+RequestMerger of_three() {
+  RequestMerger merger;
+  merger.add_set(0, {4, 5, 6});
+  merger.define(7, 0, "x");
+  return merger;
 }
 
 // Frames wait until the test delivers them.
@@ -85,71 +85,71 @@ struct TwoHosts final : PlainWorld::Owner {
 }  // namespace
 
 TEST(equal_requests_of_a_host_go_up_as_one) {
-  Gathering gathering = of_three();
-  for (const int rank : {5, 4}) EXPECT(gathering.ask(request_of(rank), 0).empty() && !gathering.is_empty());
-  const std::vector<RequestFrame> due = gathering.ask(request_of(6), 0);
+  RequestMerger merger = of_three();
+  for (const int rank : {5, 4}) EXPECT(merger.ask(request_of(rank), 0).empty() && !merger.is_empty());
+  const std::vector<RequestFrame> due = merger.ask(request_of(6), 0);
   EXPECT(due.size() == 1 && ranks_of(due[0]) == (std::vector<int>{5, 4, 6}));
-  EXPECT(gathering.is_empty() && gathering.due_ns() == 0);
+  EXPECT(merger.is_empty() && merger.due_ns() == 0);
 }
 
 TEST(ranks_that_ask_for_different_things_are_complete_together) {
-  Gathering gathering = of_three();
-  EXPECT(gathering.ask(request_of(4), 0).empty() && gathering.ask(request_of(5, "otherwise"), 0).empty());
-  const std::vector<RequestFrame> due = gathering.ask(request_of(6), 0);
+  RequestMerger merger = of_three();
+  EXPECT(merger.ask(request_of(4), 0).empty() && merger.ask(request_of(5, "otherwise"), 0).empty());
+  const std::vector<RequestFrame> due = merger.ask(request_of(6), 0);
   EXPECT(due.size() == 2 && ranks_of(due[0]) == (std::vector<int>{4, 6}) && ranks_of(due[1]) == std::vector<int>{5});
 }
 
 // The others have been counted: they will not ask.
 TEST(a_recalled_count_completes_a_host) {
-  Gathering gathering = of_three();
-  EXPECT(gathering.ask(request_of(5), 0).empty());
-  EXPECT(gathering.recall(7, {3, 2, false}).size() == 1);
-  gathering.end_round(7);  // in the next round nobody has been counted
-  EXPECT(gathering.ask(request_of(5), 0).empty());
+  RequestMerger merger = of_three();
+  EXPECT(merger.ask(request_of(5), 0).empty());
+  EXPECT(merger.recall(7, {3, 2, false}).size() == 1);
+  merger.end_round(7);  // in the next round nobody has been counted
+  EXPECT(merger.ask(request_of(5), 0).empty());
 }
 
 TEST(nobody_waits_for_a_rank_that_has_joined) {
-  Gathering gathering = of_three();
-  EXPECT(gathering.ask(request_of(5), 0).empty() && gathering.ask(request_of(6), 0).empty());
-  EXPECT(gathering.join(4, {}).size() == 1);
-  gathering.all_have_joined();
-  gathering.end_round(0, "x");
-  EXPECT(gathering.ask(request_of(5), 0).empty() && gathering.ask(request_of(6), 0).empty());
+  RequestMerger merger = of_three();
+  EXPECT(merger.ask(request_of(5), 0).empty() && merger.ask(request_of(6), 0).empty());
+  EXPECT(merger.join(4, {}).size() == 1);
+  merger.all_have_joined();
+  merger.end_round(0, "x");
+  EXPECT(merger.ask(request_of(5), 0).empty() && merger.ask(request_of(6), 0).empty());
 }
 
 // What it had submitted before it joined has been counted in this round: that is no other rank's arrival.
 TEST(a_rank_that_was_counted_and_has_joined_stands_for_itself) {
-  Gathering gathering = of_three();
-  EXPECT(gathering.join(4, {{7, 3}}).empty() && gathering.recall(7, {3, 1, false}).empty());
-  EXPECT(gathering.ask(request_of(5), 0).empty());
-  EXPECT(gathering.ask(request_of(6), 0).size() == 1);
+  RequestMerger merger = of_three();
+  EXPECT(merger.join(4, {{7, 3}}).empty() && merger.recall(7, {3, 1, false}).empty());
+  EXPECT(merger.ask(request_of(5), 0).empty());
+  EXPECT(merger.ask(request_of(6), 0).size() == 1);
 }
 
 // A rank that comes late costs a message more, and waits for nobody.
 TEST(what_waits_too_long_goes_up_and_the_rest_follows_at_once) {
-  Gathering gathering = of_three();
-  EXPECT(gathering.ask(request_of(4), 0).empty() && gathering.take_late(gathering.due_ns() - 1).empty());
-  EXPECT(gathering.take_late(gathering.due_ns()).size() == 1 && gathering.is_empty());
-  EXPECT(gathering.ask(request_of(5), kLater).empty());
-  EXPECT(gathering.ask(request_of(6), kLater).size() == 1);
+  RequestMerger merger = of_three();
+  EXPECT(merger.ask(request_of(4), 0).empty() && merger.take_late(merger.due_ns() - 1).empty());
+  EXPECT(merger.take_late(merger.due_ns()).size() == 1 && merger.is_empty());
+  EXPECT(merger.ask(request_of(5), kLater).empty());
+  EXPECT(merger.ask(request_of(6), kLater).size() == 1);
 }
 
 TEST(what_a_rank_asked_goes_before_what_it_says_next) {
-  Gathering gathering = of_three();
-  EXPECT(gathering.ask(request_of(4), 0).empty());
-  EXPECT(gathering.take_of(5).empty() && gathering.take_of(4).size() == 1);
-  EXPECT(gathering.take_of(4).empty() && gathering.is_empty());
+  RequestMerger merger = of_three();
+  EXPECT(merger.ask(request_of(4), 0).empty());
+  EXPECT(merger.take_of(5).empty() && merger.take_of(4).size() == 1);
+  EXPECT(merger.take_of(4).empty() && merger.is_empty());
 }
 
 // A round that is over, or a set that is gone, leaves nothing behind that would become due.
 TEST(what_is_over_is_not_sent) {
-  Gathering gathering = of_three();
-  EXPECT(gathering.ask(request_of(4), 0).empty());
-  gathering.end_round(0, "x");
-  EXPECT(gathering.is_empty() && gathering.take_late(kLater).empty());
-  EXPECT(gathering.ask(request_of(4), 0).empty());
-  gathering.remove_set(0);
-  EXPECT(gathering.is_empty() && gathering.take_late(kLater).empty());
+  RequestMerger merger = of_three();
+  EXPECT(merger.ask(request_of(4), 0).empty());
+  merger.end_round(0, "x");
+  EXPECT(merger.is_empty() && merger.take_late(kLater).empty());
+  EXPECT(merger.ask(request_of(4), 0).empty());
+  merger.remove_set(0);
+  EXPECT(merger.is_empty() && merger.take_late(kLater).empty());
 }
 
 TEST(an_answer_to_a_recall_follows_what_was_complete_and_not_told) {

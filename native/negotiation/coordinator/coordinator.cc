@@ -106,16 +106,16 @@ void Coordinator::forget(size_t index) {
 
 bool Coordinator::request(const std::vector<Requester>& ranks, int32_t set, const std::string& name,
                           const std::string& descriptor, double now, Effects* effects) {
-  return add_slow(ranks, set, name, Said{descriptor, ""}, now, effects);
+  return add_slow(ranks, set, name, Answer{descriptor, ""}, now, effects);
 }
 
 bool Coordinator::refuse(int rank, int32_t set, const std::string& name, const std::string& why, double now,
                          Effects* effects) {
-  return add_slow({{rank, true}}, set, name, Said{"", why.empty() ? "its call failed" : why}, now, effects);
+  return add_slow({{rank, true}}, set, name, Answer{"", why.empty() ? "its call failed" : why}, now, effects);
 }
 
-bool Coordinator::add_slow(const std::vector<Requester>& ranks, int32_t set_number, const std::string& name, Said said,
-                           double now, Effects* effects) {
+bool Coordinator::add_slow(const std::vector<Requester>& ranks, int32_t set_number, const std::string& name,
+                           Answer answer, double now, Effects* effects) {
   const auto may_ask = [&](const Requester& from) {
     return is_member(from.rank, set_number) && !has_joined(from.rank);
   };
@@ -129,9 +129,9 @@ bool Coordinator::add_slow(const std::vector<Requester>& ranks, int32_t set_numb
     sets_[set_number].slow_by_subject[subject_of(name)].push_back(index);
   }
   recall(entry, effects);
-  auto known = std::find(entry->said.begin(), entry->said.end(), said);
-  if (known == entry->said.end()) known = entry->said.insert(known, std::move(said));
-  const auto place = static_cast<uint32_t>(known - entry->said.begin());
+  auto known = std::find(entry->answers.begin(), entry->answers.end(), answer);
+  if (known == entry->answers.end()) known = entry->answers.insert(known, std::move(answer));
+  const auto place = static_cast<uint32_t>(known - entry->answers.begin());
   for (const Requester& from : ranks) entry->slow.emplace(from.rank, Slow{place, from.waits});
   decide(index, effects);
   return true;
@@ -239,12 +239,13 @@ Status Coordinator::verdict(const Entry& entry, const std::vector<int>& none_fro
   std::map<std::string_view, std::vector<int>> ranks_by_descriptor;
   for (const int rank : sets_.at(entry.set).ranks) {
     if (const auto found = entry.slow.find(rank); found != entry.slow.end()) {
-      const Said& said = entry.said_by(found->second);
-      if (!said.refusal.empty()) {
+      const Answer& answer = entry.answer_of(found->second);
+      if (!answer.refusal.empty()) {
         const std::string what = in_words(entry, entry.descriptor());
-        return {HVD_REFUSED, "rank " + std::to_string(rank) + " could not submit " + what + ": " + said.refusal, rank};
+        return {HVD_REFUSED, "rank " + std::to_string(rank) + " could not submit " + what + ": " + answer.refusal,
+                rank};
       }
-      ranks_by_descriptor[said.descriptor].push_back(rank);
+      ranks_by_descriptor[answer.descriptor].push_back(rank);
     } else if (!std::ranges::binary_search(none_from, rank)) {
       ranks_by_descriptor[entry.definition].push_back(rank);  // it came the fast way
     }
@@ -321,7 +322,7 @@ void Coordinator::finish(Entry* entry) {
     if (indices.empty()) by_subject.erase(subject_of(entry->name));
   }
   entry->slow.clear();
-  entry->said.clear();
+  entry->answers.clear();
   entry->counted = 0;
   entry->hosts_ready = 0;
   entry->recalled = sets_[entry->set].joined > 0;

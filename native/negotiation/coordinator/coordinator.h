@@ -82,13 +82,13 @@ class Coordinator {
   std::string snapshot() const;
 
  private:
-  struct Said {  // a whole request, or a refusal; most ranks say the same
+  struct Answer {  // a whole request, or a refusal; most ranks say the same
     std::string descriptor;
     std::string refusal;
-    bool operator==(const Said&) const = default;
+    bool operator==(const Answer&) const = default;
   };
   struct Slow {  // one rank's part in the slow way
-    uint32_t said = 0;
+    uint32_t answer = 0;
     bool waits = false;
   };
   struct Set {
@@ -109,8 +109,8 @@ class Coordinator {
     int hosts_ready = 0;
     // The slow way, on which the ranks come while it is recalled: in this round, or as long as a rank has joined.
     bool recalled = false;
-    std::vector<Said> said;    // all different
-    std::map<int, Slow> slow;  // by rank
+    std::vector<Answer> answers;  // all different
+    std::map<int, Slow> slow;     // by rank
     std::vector<bool> host_answered;
     int answers_missing = 0;
     uint32_t counted = 0;
@@ -120,17 +120,17 @@ class Coordinator {
     bool defined() const { return id != kNoId; }
     bool is_open() const { return !slow.empty() || counted > 0 || hosts_ready > 0; }
     bool may_go() const { return !recalled && hosts_ready == 0; }
-    const Said& said_by(const Slow& of) const { return said[of.said]; }
+    const Answer& answer_of(const Slow& of) const { return answers[of.answer]; }
     // As the first rank sees it that asked the slow way and was not refused; otherwise as all know it.
     const std::string& descriptor() const {
       for (const auto& [rank, one] : slow) {
-        if (!said_by(one).descriptor.empty()) return said_by(one).descriptor;
+        if (!answer_of(one).descriptor.empty()) return answer_of(one).descriptor;
       }
       return definition;
     }
   };
   size_t find_or_create(int32_t set, const std::string& name);
-  bool add_slow(const std::vector<Requester>& ranks, int32_t set, const std::string& name, Said said, double now,
+  bool add_slow(const std::vector<Requester>& ranks, int32_t set, const std::string& name, Answer answer, double now,
                 Effects* effects);
   void recall(Entry* entry, Effects* effects);
   void decide(size_t index, Effects* effects);

@@ -57,8 +57,8 @@ std::string Coordinator::snapshot() const {
     for (const bool to_come : entry->host_ready_to_come) text.put(to_come);
     for (const auto& round : entry->round_of_host) text.put(round.has_value()).put(round.value_or(0));
     for (const auto& [rank, slow] : entry->slow) {
-      const Said& said = entry->said_by(slow);
-      text.put(rank).put_string(said.descriptor).put_string(said.refusal);
+      const Answer& answer = entry->answer_of(slow);
+      text.put(rank).put_string(answer.descriptor).put_string(answer.refusal);
     }
   }
   ids_.add_to_snapshot(&text);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "negotiation/gathering.h"
+#include "negotiation/request_merger.h"
 
 #include <algorithm>
 #include <iterator>
@@ -14,7 +14,7 @@ constexpr uint64_t kHoldNs = 10000000;
 
 }  // namespace
 
-void Gathering::remove_set(int32_t set) {
+void RequestMerger::remove_set(int32_t set) {
   sets_.erase(set);
   const auto is_of_set = [set](const Name& name) { return name.first == set; };
   std::erase_if(names_, [&](const auto& item) { return is_of_set(item.first); });
@@ -23,7 +23,7 @@ void Gathering::remove_set(int32_t set) {
   std::erase_if(id_of_name_, [&](const auto& item) { return is_of_set(item.first); });
 }
 
-std::vector<RequestFrame> Gathering::ask(RequestFrame request, uint64_t now_ns) {
+std::vector<RequestFrame> RequestMerger::ask(RequestFrame request, uint64_t now_ns) {
   const Name name{request.set, request.name};
   Asked& asked = names_[name];
   asked.ranks.push_back(request.ranks.front().rank);
@@ -40,18 +40,18 @@ std::vector<RequestFrame> Gathering::ask(RequestFrame request, uint64_t now_ns) 
   return take_if_complete(name);
 }
 
-std::vector<RequestFrame> Gathering::join(int rank, CountedIn counted) {
+std::vector<RequestFrame> RequestMerger::join(int rank, CountedIn counted) {
   joined_[rank] = std::move(counted);
   return take_if([this](const Name& name, const Asked& asked) { return is_complete(name, asked); });
 }
 
-std::vector<RequestFrame> Gathering::recall(uint32_t id, const Recalled& found) {
+std::vector<RequestFrame> RequestMerger::recall(uint32_t id, const Recalled& found) {
   recalled_[id] = found;
   const auto name = name_of_id_.find(id);
   return name == name_of_id_.end() ? std::vector<RequestFrame>() : take_if_complete(name->second);
 }
 
-void Gathering::note(const Decision& decision, int world_size) {
+void RequestMerger::note(const Decision& decision, int world_size) {
   Definition definition;
   Failure failure;
   if (decision.kind == RecordKind::kDefine && parse_definition(decision.payload, &definition)) {
@@ -67,29 +67,29 @@ void Gathering::note(const Decision& decision, int world_size) {
   }
 }
 
-void Gathering::define(uint32_t id, int32_t set, const std::string& name) {
+void RequestMerger::define(uint32_t id, int32_t set, const std::string& name) {
   name_of_id_[id] = {set, name};
   id_of_name_[{set, name}] = id;
 }
 
-void Gathering::end_round(int32_t set, const std::string& name) {
+void RequestMerger::end_round(int32_t set, const std::string& name) {
   forget({set, name});
   if (const auto id = id_of_name_.find({set, name}); id != id_of_name_.end()) recalled_.erase(id->second);
 }
 
-void Gathering::end_round(uint32_t id) {
+void RequestMerger::end_round(uint32_t id) {
   recalled_.erase(id);
   if (const auto name = name_of_id_.find(id); name != name_of_id_.end()) forget(name->second);
 }
 
-void Gathering::forget(const Name& name) {
+void RequestMerger::forget(const Name& name) {
   const auto found = names_.find(name);
   if (found == names_.end()) return;
   waiting_.erase({found->second.due_ns, name});
   names_.erase(found);
 }
 
-void Gathering::retire(uint32_t id) {
+void RequestMerger::retire(uint32_t id) {
   const auto name = name_of_id_.find(id);
   if (name == name_of_id_.end()) return;
   id_of_name_.erase(name->second);
@@ -98,7 +98,7 @@ void Gathering::retire(uint32_t id) {
 }
 
 // The ranks, of those that have not joined, that the answer to a recall has counted.
-size_t Gathering::counted_of_others(uint32_t id) const {
+size_t RequestMerger::counted_of_others(uint32_t id) const {
   const auto found = recalled_.find(id);
   if (found == recalled_.end()) return 0;
   const auto joined = std::ranges::count_if(joined_, [&](const auto& item) {
@@ -108,7 +108,7 @@ size_t Gathering::counted_of_others(uint32_t id) const {
   return found->second.count - std::min(found->second.count, static_cast<uint32_t>(joined));
 }
 
-bool Gathering::is_complete(const Name& name, const Asked& asked) const {
+bool RequestMerger::is_complete(const Name& name, const Asked& asked) const {
   const auto set = sets_.find(name.first);
   if (set == sets_.end()) return true;  // for the coordinator to refuse
   const auto id = id_of_name_.find(name);
@@ -121,13 +121,13 @@ bool Gathering::is_complete(const Name& name, const Asked& asked) const {
   return static_cast<size_t>(missing) <= counted;
 }
 
-void Gathering::take(const Name& name, std::vector<RequestFrame>* taken) {
+void RequestMerger::take(const Name& name, std::vector<RequestFrame>* taken) {
   Asked& asked = names_.at(name);
   waiting_.erase({asked.due_ns, name});
   std::ranges::move(std::exchange(asked.unsent, {}), std::back_inserter(*taken));
 }
 
-std::vector<RequestFrame> Gathering::take_if_complete(const Name& name) {
+std::vector<RequestFrame> RequestMerger::take_if_complete(const Name& name) {
   std::vector<RequestFrame> taken;
   const auto asked = names_.find(name);
   if (asked != names_.end() && !asked->second.unsent.empty() && is_complete(name, asked->second)) take(name, &taken);
@@ -135,7 +135,7 @@ std::vector<RequestFrame> Gathering::take_if_complete(const Name& name) {
 }
 
 template <class Wanted>
-std::vector<RequestFrame> Gathering::take_if(Wanted&& is_wanted) {
+std::vector<RequestFrame> RequestMerger::take_if(Wanted&& is_wanted) {
   std::vector<Name> wanted;
   for (const auto& [due_ns, name] : waiting_) {
     if (is_wanted(name, names_.at(name))) wanted.push_back(name);
@@ -145,7 +145,7 @@ std::vector<RequestFrame> Gathering::take_if(Wanted&& is_wanted) {
   return taken;
 }
 
-std::vector<RequestFrame> Gathering::take_late(uint64_t now_ns) {
+std::vector<RequestFrame> RequestMerger::take_late(uint64_t now_ns) {
   std::vector<RequestFrame> taken;
   while (!waiting_.empty() && waiting_.begin()->first <= now_ns) {
     const Name name = waiting_.begin()->second;
@@ -154,7 +154,7 @@ std::vector<RequestFrame> Gathering::take_late(uint64_t now_ns) {
   return taken;
 }
 
-std::vector<RequestFrame> Gathering::take_of(int rank) {
+std::vector<RequestFrame> RequestMerger::take_of(int rank) {
   return take_if([rank](const Name&, const Asked& asked) {
     return std::ranges::any_of(asked.unsent, [rank](const RequestFrame& request) {
       return std::ranges::find(request.ranks, rank, &Requester::rank) != request.ranks.end();
@@ -162,7 +162,7 @@ std::vector<RequestFrame> Gathering::take_of(int rank) {
   });
 }
 
-std::string Gathering::snapshot() const {
+std::string RequestMerger::snapshot() const {
   Writer text;
   for (const auto& [name, asked] : names_) {
     text.put(name.first).put_string(name.second);

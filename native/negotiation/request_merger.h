@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The requests of one host's ranks on their way to rank 0 (step 5): equal requests go up as one. Every leader except
-// rank 0's owns a Gathering, and sends the requests that it returns as due.
+// rank 0's owns a RequestMerger, and sends the requests that it returns as due.
 //
 // A name's requests are due once every rank of the host that can still ask has asked, at the latest 10 ms after the
 // first request. The ranks that can still ask are the set's members on this host, without those that have joined, and
@@ -21,7 +21,7 @@
 
 namespace hvd {
 
-class Gathering {
+class RequestMerger {
  public:
   // By set, its members on this host. At the moment when all ranks add or remove the set.
   void add_set(int32_t set, std::vector<int> ranks_here) { sets_[set] = std::move(ranks_here); }
