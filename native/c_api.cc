@@ -14,7 +14,6 @@
 #include "c_guard.h"
 #include "c_structs.h"
 #include "communicators/mpi/library.h"
-#include "communicators/nccl/library.h"
 #include "communicators/registry.h"
 #include "engine/engine.h"
 #include "horovod/horovod.h"
@@ -132,10 +131,11 @@ int32_t hvd_cuda_version(const char* library, hvd_status* status) {
 }
 
 int32_t hvd_nccl_version(const char* library, const char* found, hvd_status* status) {
-  std::shared_ptr<const hvd::nccl::Library> nccl;
-  const int code =
-      guarded(status, [&] { return hvd::nccl::Library::open({text_or_empty(library), text_or_empty(found)}, &nccl); });
-  return code == HVD_OK ? nccl->version() : 0;
+  int version = 0;
+  guarded(status, [&] {
+    return hvd::device_row(HVD_ON_CUDA)->version({text_or_empty(library), text_or_empty(found)}, &version);
+  });
+  return version;
 }
 
 int32_t hvd_dtype_bytes(int32_t dtype) {

@@ -179,7 +179,7 @@ MUTATIONS = (
     ),
     Mutation(
         "average-is-a-sum",
-        "native/engine/execute.cc",
+        "native/execution/execute.cc",
         "reduction.divisor = members;",
         "",
         "Average drops its 1/size",
@@ -187,7 +187,7 @@ MUTATIONS = (
     ),
     Mutation(
         "prescale-ignored",
-        "native/engine/execute.cc",
+        "native/execution/execute.cc",
         "descriptor.op, descriptor.prescale, descriptor.postscale",
         "descriptor.op, 1.0, descriptor.postscale",
         "prescale_factor has no effect",
@@ -195,7 +195,7 @@ MUTATIONS = (
     ),
     Mutation(
         "broadcast-from-rank-0",
-        "native/engine/execute.cc",
+        "native/execution/execute.cc",
         "submission.prepared->descriptor.root_rank",
         "0",
         "broadcast takes the wrong root",
@@ -1031,7 +1031,7 @@ MUTATIONS = (
     # hostile bytes
     Mutation(
         "rows-unchecked",
-        "native/engine/execute.cc",
+        "native/execution/execute.cc",
         "return rows >= 0 && !__builtin_mul_overflow(rows, row_bytes, bytes) &&",
         "return !__builtin_mul_overflow(rows, row_bytes, bytes) &&",
         "a rank may give fewer than no rows",
@@ -1112,7 +1112,7 @@ MUTATIONS = (
     ),
     Mutation(
         "rows-of-the-first-tensor",
-        "native/engine/execute.cc",
+        "native/execution/execute.cc",
         "= all[member * length + i];",
         "= all[member * length];",
         "all tensors of a grouped allgather are taken to have the first one's rows",
@@ -1576,7 +1576,7 @@ MUTATIONS = (
     ),
     Mutation(
         "gpu-latest-moment-of-any-stream",
-        "native/engine/device_batches.cc",
+        "native/gpu/device_batch.cc",
         "    const cuda::Event*& latest = ready[there.stream];",
         "    const cuda::Event*& latest = ready[nullptr];",
         "of a batch whose tensors come from several streams of a GPU, one stream is waited for",
@@ -1584,23 +1584,23 @@ MUTATIONS = (
     ),
     Mutation(
         "gpu-end-recorded-before-the-work",
-        "native/engine/device_batches.cc",
-        "  HVD_RETURN_IF_ERROR(execution_.run(batch, closed, &carrier));\n",
+        "native/gpu/enqueued.cc",
+        "  HVD_RETURN_IF_ERROR(closed_.run(execution_, {carrier_.communicator.get(), allocate}));\n",
         "",
         "a framework's stream waits for a moment before NCCL's work, which is enqueued behind it",
         (native("device_batches_test", "an_allreduce_waits"),),
         also=(
             (
-                "native/engine/device_batches.cc",
-                "    HVD_RETURN_IF_ERROR(launch(*device, stream_, carrier_, part.tensors));\n  }\n  return {};",
-                "    HVD_RETURN_IF_ERROR(launch(*device, stream_, carrier_, part.tensors));\n  }\n"
-                "  return execution_.run(batch, closed, &carrier);",
+                "native/gpu/enqueued.cc",
+                "carrier_.communicator, tensors));\n  }\n  return {};",
+                "carrier_.communicator, tensors));\n  }\n"
+                "  return closed_.run(execution_, {carrier_.communicator.get(), allocate});",
             ),
         ),
     ),
     Mutation(
         "gpu-end-of-the-last-stream-alone",
-        "native/engine/device_batches.cc",
+        "native/gpu/device_batch.cc",
         "    if (earlier->stream != stream) HVD_RETURN_IF_ERROR(device.wait(stream, earlier->done));\n",
         "",
         "a call whose batches ran on several streams has ended when the last one has",
@@ -1632,7 +1632,7 @@ MUTATIONS = (
     ),
     Mutation(
         "gpu-shares-reduced-before-they-are-copied",
-        "native/communicators/nccl/levels.cc",
+        "native/communicators/device_levels.cc",
         "  HVD_RETURN_IF_ERROR(await(copied));\n",
         "",
         "on two levels, hosts reduce what the memory held before",
@@ -1640,7 +1640,7 @@ MUTATIONS = (
     ),
     Mutation(
         "gpu-levels-across-the-wrong-members",
-        "native/communicators/nccl/levels.cc",
+        "native/communicators/device_levels.cc",
         "    grouped.groups = places_of(members);",
         "    grouped.groups = {};",
         "on two levels of NCCL, the shares of all members are added, and not those of one place",
@@ -1648,11 +1648,11 @@ MUTATIONS = (
     ),
     Mutation(
         "gpu-communicator-of-the-generation-before",
-        "native/engine/device_batches.cc",
-        "  if (!in_levels) return nccl::join(*set.communicator, parts, out);\n",
-        "  static std::shared_ptr<nccl::NcclCommunicator> first;\n"
+        "native/gpu/device_runner.cc",
+        "  if (!in_levels) return row.join(*members.communicator, parts, out);\n",
+        "  static std::shared_ptr<DeviceCommunicator> first;\n"
         "  Status joined;\n"
-        "  if (first == nullptr) joined = nccl::join(*set.communicator, parts, &first);\n"
+        "  if (first == nullptr) joined = row.join(*members.communicator, parts, &first);\n"
         "  *out = first;\n"
         "  if (!in_levels) return joined;\n",
         "a generation reduces by the NCCL communicator of one that has ended",
@@ -1660,7 +1660,7 @@ MUTATIONS = (
     ),
     Mutation(
         "gpus-looked-at-without-work",
-        "native/engine/device_batches.cc",
+        "native/gpu/launched_calls.cc",
         "if (!suspended && count_.load",
         "if (!suspended && !waited_for && count_.load",
         "a job without GPUs wakes every 50 us for their sake while a caller waits",
@@ -1767,8 +1767,8 @@ MUTATIONS = (
     ),
     Mutation(
         "gpu-work-not-aborted-with-the-job",
-        "native/engine/runner.cc",
-        "    nccl::abort_all(carriers, nccl::kPatienceToAbortMs);\n",
+        "native/gpu/device_runner.cc",
+        "    abort_all(carriers, kPatienceToAbortMs);\n",
         "",
         "a rank whose GPU waits in NCCL for a rank that is lost waits for ever",
         (python("tests/frameworks/test_torch_gpu_failures.py", "-k", "waits_in_nccl and 2-shm-9"),),
@@ -1784,14 +1784,14 @@ MUTATIONS = (
     Mutation(
         "nccl-connects-after-its-start",
         "native/communicators/nccl/meeting.cc",
-        "      status = first_operation(parts, *meeting);\n",
-        "      if (parts.timeout_ms == 0) status = first_operation(parts, *meeting);\n",
+        "      status = first_operation(parts, nccl, *meeting);\n",
+        "      if (parts.timeout_ms == 0) status = first_operation(parts, nccl, *meeting);\n",
         "a job ends because NCCL's network does not work, though host memory would do",
         (python("tests/frameworks/test_torch_gpu_failures.py", "-k", "nccl_cannot_join and operation and fails"),),
     ),
     Mutation(
         "nccl-abort-that-waits-ends-the-process",
-        "native/engine/gpu_watch.cc",
+        "native/gpu/gpu_watch.cc",
         "std::min(inside_ns, now - ended_ns_)",
         "std::min(std::max(inside_ns, aborting_ns), now - ended_ns_)",
         "a script that got its error is killed while NCCL's abort waits for another rank",
@@ -1841,9 +1841,9 @@ MUTATIONS = (
     ),
     Mutation(
         "gpu-gathered-rows-in-memory-that-is-not-pinned",
-        "native/engine/execute.cc",
-        "  if (prepared.device != nullptr && bytes > 0) {",
-        "  if (false) {",
+        "native/gpu/staged.cc",
+        "    if (bytes == 0) return {};\n",
+        "    if (bytes < SIZE_MAX) return {};\n",
         "the copy of a gathered result onto the GPU waits for all that its stream has to do",
         (native("device_batches_test", "every_operation_has_the_values"),),
     ),

@@ -9,6 +9,7 @@ namespace hvd {
 #define HVD_COMMUNICATOR(row) extern const CommunicatorRow row;
 #include "communicators/rows.h"
 #undef HVD_COMMUNICATOR
+extern const DeviceRow kNcclRow;
 
 namespace {
 
@@ -17,6 +18,8 @@ constexpr const CommunicatorRow* kRows[] = {
 #include "communicators/rows.h"
 };
 #undef HVD_COMMUNICATOR
+
+constexpr const DeviceRow* kDeviceRows[] = {&kNcclRow};
 
 constexpr char kAuto[] = "auto";
 
@@ -37,6 +40,11 @@ std::string names_of_rows() {
 }  // namespace
 
 std::span<const CommunicatorRow* const> communicator_rows() { return kRows; }
+
+const DeviceRow* device_row(hvd_place place) {
+  const auto found = std::ranges::find(kDeviceRows, place, &DeviceRow::place);
+  return found == std::end(kDeviceRows) ? nullptr : *found;
+}
 
 Members some_of(const Members& members, std::span<const int> places) {
   Members some;

@@ -3,9 +3,9 @@
 // each is made. One row answers everything that is asked about one: the engine, the links that the start opens,
 // `--check-build` and mpi_built(). The engine names no concrete class.
 //
-// A new communicator is one file or folder here, and one line in rows.h. Any thread may call the functions of a row.
-// They never block, except that `make` may wait for the other members, and they report failures only by what they
-// return.
+// A new communicator is one file or folder here, and one line in rows.h. A library that carries tensors on GPUs is a
+// folder here, and one line in registry.cc. Any thread may call the functions of a row. They never block, except that
+// `make` and `join` may wait for the other members, and they report failures only by what they return.
 #pragma once
 
 #include <cstddef>
@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "collectives/communicator.h"
+#include "communicators/device_communicator.h"
 #include "platform/interrupt.h"
 #include "reduction/kernels.h"
 #include "transport/tcp/data_links.h"
@@ -71,6 +72,9 @@ std::span<const CommunicatorRow* const> communicator_rows();
 // The row for members that are spread like this. `wanted`: a name, or "auto". If `wanted` does not fit several members
 // and `must` is set: HVD_UNAVAILABLE with the reason. If it does not fit otherwise: the first row that fits.
 Status choose_communicator(const std::string& wanted, const Topology& members, bool must, const CommunicatorRow** out);
+
+// The library that carries tensors of this place. Null: there is none.
+const DeviceRow* device_row(hvd_place place);
 
 // For rows: an answer that suits many.
 inline std::string always_available() { return {}; }

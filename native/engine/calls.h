@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "engine/parts.h"
-#include "engine/process_set.h"
-#include "engine/submission.h"
+#include "execution/process_set.h"
+#include "execution/submission.h"
 #include "negotiation/member.h"
 
 namespace hvd {

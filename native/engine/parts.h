@@ -4,9 +4,9 @@
 
 #include <memory>
 
-#include "engine/process_set.h"
 #include "engine/serve.h"
 #include "engine/trace.h"
+#include "execution/process_set.h"
 #include "host/board.h"
 #include "negotiation/host_map.h"
 #include "negotiation/publisher.h"

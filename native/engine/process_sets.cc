@@ -123,9 +123,7 @@ Status Runner::run_remove_process_set(Submission* submission) {
   if (service_ != nullptr) service_->leader().remove_set(number);
   const std::shared_ptr<ProcessSet> removed = calls_.remove_set(number);
   removed->communicator.reset();  // prepared requests may keep the rest
-  nccl::close_all(removed->gpu.whole.carriers, nccl::kPatienceToCloseMs);
-  nccl::close_all(removed->gpu.in_levels.carriers, nccl::kPatienceToCloseMs);
-  removed->gpu = {};
+  device_runner_.forget(number);
   removed->area.reset();
   // After this barrier, no rank has the area mapped any more.
   HVD_RETURN_IF_ERROR(world_->communicator->barrier());

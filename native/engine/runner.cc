@@ -24,7 +24,7 @@ Runner::Runner(const EngineParts& parts, Calls& calls)
       trace_(parts.trace),
       calls_(calls),
       execution_(parts.map.rank, parts.settings.instruction_set),
-      device_batches_(execution_, settings_, ending_.interrupt(), [this] { return parts_in(nullptr); }),
+      device_runner_(execution_, settings_, ending_.interrupt(), [this] { return parts_in(nullptr); }),
       gpu_watch_(settings_, parts.map.rank) {}
 
 Status Runner::connect(std::vector<EngineOptions::Link>* links) {
@@ -103,6 +103,7 @@ void Runner::go_on() {
     if (has_run(i)) continue;
     calls_.complete(call, failure.ok() ? call->outcome : failure_of(*call, ending_.cause()));  // ok: of no tensors
   }
+  running_.on_gpu.reset();
   running_.calls.clear();
 }
 
@@ -114,9 +115,10 @@ bool Runner::has_run(size_t call) const {
 
 Status Runner::await_inputs(const Batch& batch, bool* ready) {
   if (batch.descriptor->place == HVD_ON_HOST) return {};
-  HVD_RETURN_IF_ERROR(of_rank(map_.rank, device_batches_.fetch(batch, running_.calls, ready)));
-  if (*ready) return {};
-  return gpu_watch_.look_at_inputs(device_batches_.fetching_since_ns(), *running_.calls[batch.entry]->name);
+  std::unique_ptr<DeviceBatch>& on_gpu = running_.on_gpu;
+  if (on_gpu == nullptr) HVD_RETURN_IF_ERROR(of_rank(map_.rank, device_runner_.begin(batch, running_.calls, &on_gpu)));
+  HVD_RETURN_IF_ERROR(of_rank(map_.rank, on_gpu->has_inputs(ready)));
+  return *ready ? Status() : gpu_watch_.look_at_inputs(on_gpu->begun_ns(), *running_.calls[batch.entry]->name);
 }
 
 Status Runner::run_next(const Batch& batch) {
@@ -145,8 +147,9 @@ Status Runner::run(const Batch& batch, const std::vector<SubmissionPtr>& closed)
       case HVD_REMOVE_PROCESS_SET:
         return run_remove_process_set(closed[batch.entry].get());
       default:
-        return batch.descriptor->place == HVD_ON_HOST ? execution_.run(batch, closed)
-                                                      : of_rank(map_.rank, device_batches_.run(batch, closed));
+        return batch.descriptor->place == HVD_ON_HOST
+                   ? execution_.run(batch, closed)
+                   : of_rank(map_.rank, std::exchange(running_.on_gpu, nullptr)->run());
     }
   } catch (const std::bad_alloc&) {
     return {HVD_OUT_OF_MEMORY, "rank " + std::to_string(map_.rank) + " has not enough memory for the result",
@@ -237,19 +240,8 @@ bool Runner::look_at_launched() {
 }
 
 void Runner::drop_communicators(bool in_order) {
-  std::vector<std::shared_ptr<nccl::NcclCommunicator>> carriers;
-  for (const auto& [number, set] : calls_.sets()) {
-    for (auto* const way : {&set->gpu.whole, &set->gpu.in_levels}) {
-      for (auto& carrier : way->carriers) carriers.push_back(std::move(carrier));
-      way->carriers.clear();
-    }
-  }
   drop_host_communicators();
-  if (in_order) {
-    nccl::close_all(carriers, nccl::kPatienceToCloseMs);
-  } else {
-    nccl::abort_all(carriers, nccl::kPatienceToAbortMs);
-  }
+  device_runner_.drop(in_order);
 }
 
 void Runner::drop_host_communicators() {

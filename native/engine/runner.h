@@ -16,13 +16,14 @@
 
 #include "communicators/registry.h"
 #include "engine/calls.h"
-#include "engine/device_batches.h"
-#include "engine/execute.h"
-#include "engine/gpu_watch.h"
 #include "engine/options.h"
 #include "engine/parts.h"
-#include "engine/process_set.h"
-#include "engine/submission.h"
+#include "execution/execute.h"
+#include "execution/process_set.h"
+#include "execution/submission.h"
+#include "gpu/device_runner.h"
+#include "gpu/gpu_watch.h"
+#include "gpu/launched_calls.h"
 
 namespace hvd {
 
@@ -50,17 +51,16 @@ class Runner {
   // The communicators close their links: what waits for this rank over one of them learns of the end. Those of NCCL
   // come after the word is out: an abort may wait for the other ranks' aborts.
   void spread_abort();
-  // Not in order: what waits in NCCL for other ranks is aborted, and this rank's GPU has left it, unless that takes
-  // long.
+  // Not in order: GPUs' work that waits for other ranks is aborted.
   void drop_communicators(bool in_order);
 
   // By the monitor's thread.
-  void watch_gpus() { gpu_watch_.tick(device_batches_, ending_); }
+  void watch_gpus() { gpu_watch_.tick(device_runner_, ending_); }
 
   // Statistics. Any thread.
   std::string describe_communicator();  // empty: it has been let go
   const Execution::Counts& counts() const { return execution_.counts(); }
-  const DeviceBatches::Counts& counts_on_gpus() const { return device_batches_.counts(); }
+  const DeviceRunner::Counts& counts_on_gpus() const { return device_runner_.counts(); }
 
  private:
   CommunicatorParts parts_in(std::byte* area) const;
@@ -94,16 +94,17 @@ class Runner {
   std::mutex communicator_mutex_;  // held while communicators are let go, so that statistics can look at them
   std::shared_ptr<DataLinks> data_links_;
   Execution execution_;
-  DeviceBatches device_batches_;
+  DeviceRunner device_runner_;
   LaunchedCalls launched_;
   uint64_t looked_at_gpus_ns_ = 0;
   GpuWatch gpu_watch_;
   OpenBatch open_;
   struct Running {  // what was closed last
     std::vector<SubmissionPtr> calls;
-    std::vector<Batch> batches;        // point into the calls
-    std::vector<size_t> tensors_left;  // of each call
-    size_t next = 0;                   // of the batches
+    std::vector<Batch> batches;           // point into the calls
+    std::vector<size_t> tensors_left;     // of each call
+    size_t next = 0;                      // of the batches
+    std::unique_ptr<DeviceBatch> on_gpu;  // the next one, if it has begun there
   } running_;
   std::atomic<bool> suspended_{false};  // the next one's inputs are still being computed
 };

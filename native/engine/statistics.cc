@@ -10,7 +10,7 @@ std::string Engine::statistics() {
     text += (text.size() > 1 ? ", \"" : "\"") + std::string(name) + "\": " + value;
   };
   text += runner_->describe_communicator();  // names itself
-  const DeviceBatches::Counts& on_gpus = runner_->counts_on_gpus();
+  const DeviceRunner::Counts& on_gpus = runner_->counts_on_gpus();
   const Execution::Counts& counts = runner_->counts();
   field("batches", std::to_string(counts.batches.load()));
   field("largest_reduction", std::to_string(counts.largest_reduction.load()));

@@ -13,9 +13,9 @@
 #include <string>
 
 #include "engine/calls.h"
-#include "engine/device_batches.h"
 #include "engine/parts.h"
-#include "engine/submission.h"
+#include "execution/submission.h"
+#include "gpu/launched_calls.h"
 
 namespace hvd {
 

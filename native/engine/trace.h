@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "engine/submission.h"
+#include "execution/submission.h"
 #include "timeline/timeline.h"
 
 namespace hvd {

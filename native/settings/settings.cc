@@ -48,9 +48,9 @@ bool parse_gpu_way(const std::string& text, GpuWay* out) {
   return found != kNames.end();
 }
 
-bool parse_gpu_levels(const std::string& text, nccl::Levels* out) {
-  static const std::map<std::string, nccl::Levels> kNames = {
-      {"none", nccl::Levels::kNone}, {"hierarchical", nccl::Levels::kHierarchical}, {"torus", nccl::Levels::kTorus}};
+bool parse_gpu_levels(const std::string& text, GpuLevels* out) {
+  static const std::map<std::string, GpuLevels> kNames = {
+      {"none", GpuLevels::kNone}, {"hierarchical", GpuLevels::kHierarchical}, {"torus", GpuLevels::kTorus}};
   const auto found = kNames.find(text);
   if (found != kNames.end()) *out = found->second;
   return found != kNames.end();

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <string>
 
-#include "communicators/nccl/levels.h"
 #include "horovod/horovod.h"
 #include "negotiation/decision.h"
 #include "platform/status.h"
@@ -14,6 +13,7 @@
 namespace hvd {
 
 enum class GpuWay : uint8_t { kBest, kNccl, kHost };  // NCCL if all have it; or else an error; always by host memory
+enum class GpuLevels : uint8_t { kNone, kHierarchical, kTorus };
 
 struct EngineSettings {
   uint64_t fusion_threshold_bytes = 128u << 20;
@@ -32,7 +32,7 @@ struct EngineSettings {
   std::string nccl_library;                         // the user's word; empty: found
   std::string nccl_found;                           // where Python has found one
   GpuWay gpu_way[HVD_REMOVE_PROCESS_SET + 1] = {};  // of each hvd_kind
-  nccl::Levels gpu_levels = nccl::Levels::kNone;    // of allreduce, where a set spans hosts
+  GpuLevels gpu_levels = GpuLevels::kNone;          // of allreduce, where a set spans hosts
   uint64_t nccl_streams = 1;                        // of each process set
   uint64_t nccl_timeout_ms = 600000;                // of a GPU's work that others wait for; 0: none
   InstructionSet instruction_set = InstructionSet::kBest;

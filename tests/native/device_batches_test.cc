@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Operations on tensors that lie on a GPU, through the engine, with the stand-in as the GPU: ranks are threads.
-#include "engine/device_batches.h"
-
 #include <array>
 #include <atomic>
 #include <cstring>
@@ -10,6 +8,7 @@
 #include <vector>
 
 #include "check.h"
+#include "gpu/launched_calls.h"
 #include "gpu_world.h"
 #include "platform/clock.h"
 

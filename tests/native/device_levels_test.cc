@@ -11,7 +11,7 @@ using namespace hvd;
 
 namespace {
 
-EngineSettings on_two_levels(nccl::Levels levels) {
+EngineSettings on_two_levels(GpuLevels levels) {
   EngineSettings settings = with_gpu(GpuWay::kNccl);
   settings.gpu_levels = levels;
   return settings;
@@ -47,14 +47,14 @@ void abort_while_gpus_wait(const std::vector<int>& host_of_rank, const EngineSet
 TEST(an_aborted_job_ends_what_waits_in_nccl) { abort_while_gpus_wait({0, 0}, with_gpu(GpuWay::kNccl)); }
 
 TEST(an_aborted_job_ends_what_waits_on_two_levels) {
-  for (const nccl::Levels levels : {nccl::Levels::kHierarchical, nccl::Levels::kTorus}) {
+  for (const GpuLevels levels : {GpuLevels::kHierarchical, GpuLevels::kTorus}) {
     abort_while_gpus_wait({0, 0, 1, 1}, on_two_levels(levels));
   }
 }
 
 // Two hosts with two GPUs each. Tensors have fewer elements than a host has GPUs, and more than fit at once.
 TEST(an_allreduce_on_two_levels_has_the_values_of_one_on_one) {
-  for (const nccl::Levels levels : {nccl::Levels::kHierarchical, nccl::Levels::kTorus}) {
+  for (const GpuLevels levels : {GpuLevels::kHierarchical, GpuLevels::kTorus}) {
     run_world(make_world_on({0, 0, 1, 1}, on_two_levels(levels)), [](Engine& engine, int rank) {
       const Gpu gpu(rank);
       for (const size_t count : {size_t{1}, size_t{7}, size_t{1000}, size_t{3} << 20}) {
@@ -90,7 +90,7 @@ TEST(an_allreduce_on_two_levels_has_the_values_of_one_on_one) {
 }
 
 TEST(ranks_that_have_joined_give_zeros_on_two_levels) {
-  for (const nccl::Levels levels : {nccl::Levels::kHierarchical, nccl::Levels::kTorus}) {
+  for (const GpuLevels levels : {GpuLevels::kHierarchical, GpuLevels::kTorus}) {
     run_world(make_world_on({0, 0, 1, 1}, on_two_levels(levels)), [](Engine& engine, int rank) {
       const Gpu gpu(rank);
       float* const gradient = gpu.floats(16);
@@ -111,7 +111,7 @@ TEST(ranks_that_have_joined_give_zeros_on_two_levels) {
 
 // Three hosts' ranks do not come out even: all of NCCL is one level.
 TEST(hosts_of_different_sizes_have_one_level) {
-  run_world(make_world_on({0, 0, 1}, on_two_levels(nccl::Levels::kTorus)), [](Engine& engine, int rank) {
+  run_world(make_world_on({0, 0, 1}, on_two_levels(GpuLevels::kTorus)), [](Engine& engine, int rank) {
     const Gpu gpu(rank);
     float* const gradient = gpu.floats(16);
     standin_fill(gpu.stream, gradient, 16, 1);

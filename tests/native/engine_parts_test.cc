@@ -8,8 +8,8 @@
 
 #include "check.h"
 #include "communicators/registry.h"
-#include "engine/execute.h"
 #include "engine/serve.h"
+#include "execution/execute.h"
 #include "negotiation/frames.h"
 #include "platform/clock.h"
 #include "wakeup/ending.h"

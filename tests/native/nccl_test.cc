@@ -6,7 +6,8 @@
 #include <vector>
 
 #include "check.h"
-#include "communicators/nccl/communicator.h"
+#include "communicators/nccl/library.h"
+#include "communicators/registry.h"
 #include "engine_world.h"
 #include "reference.h"
 #include "standin/standin.h"
@@ -19,6 +20,10 @@ std::shared_ptr<const nccl::Library> library() {
   std::shared_ptr<const nccl::Library> opened;
   EXPECT(nccl::Library::open({HVD_STANDIN, ""}, &opened).ok());
   return opened;
+}
+
+bool can_reduce(const Reduction& reduction, hvd_kind kind) {
+  return device_row(HVD_ON_CUDA)->can_reduce(reduction, kind);
 }
 
 EngineSettings with_nccl() {
@@ -130,14 +135,14 @@ TEST(a_library_is_opened_from_2_14_on) {
 }
 
 TEST(nccl_is_asked_for_what_it_knows_only) {
-  EXPECT(nccl::can_reduce({HVD_FLOAT32, HVD_SUM, 1, 1, 4}, HVD_ALLREDUCE));
-  EXPECT(nccl::can_reduce({HVD_INT64, HVD_PRODUCT}, HVD_ALLREDUCE));
-  EXPECT(nccl::can_reduce({HVD_BOOL, HVD_MIN}, HVD_ALLREDUCE));
-  EXPECT(!nccl::can_reduce({HVD_BOOL, HVD_SUM}, HVD_ALLREDUCE));
-  EXPECT(!nccl::can_reduce({HVD_INT16, HVD_SUM}, HVD_ALLREDUCE));
-  EXPECT(!nccl::can_reduce({HVD_INT32, HVD_SUM, 1, 1, 2}, HVD_ALLREDUCE));  // it does not truncate as we do
-  EXPECT(!nccl::can_reduce({HVD_FLOAT32, HVD_ADASUM}, HVD_ALLREDUCE));
-  EXPECT(!nccl::can_reduce({HVD_FLOAT32, HVD_MAX, 2, 1, 1}, HVD_REDUCESCATTER));
+  EXPECT(can_reduce({HVD_FLOAT32, HVD_SUM, 1, 1, 4}, HVD_ALLREDUCE));
+  EXPECT(can_reduce({HVD_INT64, HVD_PRODUCT}, HVD_ALLREDUCE));
+  EXPECT(can_reduce({HVD_BOOL, HVD_MIN}, HVD_ALLREDUCE));
+  EXPECT(!can_reduce({HVD_BOOL, HVD_SUM}, HVD_ALLREDUCE));
+  EXPECT(!can_reduce({HVD_INT16, HVD_SUM}, HVD_ALLREDUCE));
+  EXPECT(!can_reduce({HVD_INT32, HVD_SUM, 1, 1, 2}, HVD_ALLREDUCE));  // it does not truncate as we do
+  EXPECT(!can_reduce({HVD_FLOAT32, HVD_ADASUM}, HVD_ALLREDUCE));
+  EXPECT(!can_reduce({HVD_FLOAT32, HVD_MAX, 2, 1, 1}, HVD_REDUCESCATTER));
 }
 
 // Every type and operation, with factors that a half can hold and that it cannot, against the scalar reference.
@@ -153,7 +158,7 @@ TEST(reductions_have_the_values_that_they_have_on_the_cpu) {
         for (const double factor : {1.0, 0.5, 0.3}) {
           const Reduction reduction{dtype, op == HVD_AVERAGE ? HVD_SUM : op, factor, 1.0,
                                     op == HVD_AVERAGE ? kRanks : 1};
-          if (!nccl::can_reduce(reduction, HVD_ALLREDUCE)) continue;
+          if (!can_reduce(reduction, HVD_ALLREDUCE)) continue;
           const size_t bytes = static_cast<size_t>(kCount) * element_size(dtype);
           auto* const memory = static_cast<std::byte*>(standin_allocate(rank, 2 * bytes));
           fill(dtype, rank, memory, kCount);

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "communicators/nccl/communicator.h"
-
+// NCCL's communicator among the members of a process set, one GPU each (step 7), and its row. NCCL chooses the order of
+// additions, so the last bits differ from the CPU's; they are equal on all members.
 #include <atomic>
 #include <bit>
 #include <cmath>
 #include <cstring>
 #include <functional>
-#include <thread>
 #include <utility>
 #include <vector>
 
+#include "communicators/device_communicator.h"
+#include "communicators/nccl/library.h"
 #include "communicators/nccl/meeting.h"
 #include "platform/clock.h"
 
@@ -114,12 +115,13 @@ Group group_of(const Communicator& host, const std::vector<int>& groups) {
   return mine;
 }
 
-class Joined final : public NcclCommunicator {
+class Joined final : public DeviceCommunicator {
  public:
-  Joined(Communicator& host, const Parts& parts, const Group& group, Comm comm)
+  Joined(Communicator& host, const DeviceParts& parts, std::shared_ptr<const Library> library, const Group& group,
+         Comm comm)
       : host_(host),
         group_(group),
-        library_(parts.library),
+        library_(std::move(library)),
         call_(library_->call()),
         device_(*parts.device),
         stream_(parts.stream),
@@ -372,29 +374,6 @@ Status compare(const std::vector<Card>& cards, const std::vector<int>& ranks) {
   return {};
 }
 
-void at_once(std::span<const std::shared_ptr<NcclCommunicator>> carriers, void (NcclCommunicator::*end)(),
-             uint64_t patience_ms) {
-  const auto left = std::make_shared<std::atomic<size_t>>(carriers.size());
-  for (const auto& carrier : carriers) {
-    std::thread([carrier, end, left] {
-      (carrier.get()->*end)();
-      left->fetch_sub(1);
-    }).detach();
-  }
-  const uint64_t deadline_ns = now_ns() + patience_ms * 1000000;
-  while (left->load() > 0 && now_ns() < deadline_ns) sleep_ms(1);
-}
-
-}  // namespace
-
-void abort_all(std::span<const std::shared_ptr<NcclCommunicator>> carriers, uint64_t patience_ms) {
-  at_once(carriers, &NcclCommunicator::abort, patience_ms);
-}
-
-void close_all(std::span<const std::shared_ptr<NcclCommunicator>> carriers, uint64_t patience_ms) {
-  at_once(carriers, &NcclCommunicator::close, patience_ms);
-}
-
 bool can_reduce(const Reduction& reduction, hvd_kind kind) {
   const bool is_scaled = reduction.prescale != 1 || reduction.postscale != 1 || reduction.divisor != 1;
   // Inputs of a reducescatter stay as they are, so nothing can be done to them before.
@@ -404,14 +383,17 @@ bool can_reduce(const Reduction& reduction, hvd_kind kind) {
   return has_type(reduction.dtype) && (is_floating(reduction.dtype) || !is_scaled);
 }
 
-Status join(Communicator& host, const Parts& parts, std::shared_ptr<NcclCommunicator>* out) {
+Status join(Communicator& host, const DeviceParts& parts, std::shared_ptr<DeviceCommunicator>* out) {
   Card mine;
-  mine.has_gpu = parts.device == nullptr ? 0 : 1;
-  if (parts.device == nullptr || parts.library == nullptr) {
-    parts.why.copy(mine.why, sizeof mine.why - 1);
-  } else {
-    mine.version = parts.library->version();
-    HVD_RETURN_IF_ERROR(parts.device->uuid(mine.gpu));
+  std::shared_ptr<const Library> library;
+  if (parts.device != nullptr) {
+    mine.has_gpu = 1;
+    if (const Status opened = Library::open(parts.library, &library); opened.ok()) {
+      mine.version = library->version();
+      HVD_RETURN_IF_ERROR(parts.device->uuid(mine.gpu));
+    } else {
+      opened.text().copy(mine.why, sizeof mine.why - 1);
+    }
   }
   std::vector<Card> cards(static_cast<size_t>(host.size()));
   HVD_RETURN_IF_ERROR(host.exchange(&mine, sizeof mine, cards.data()));
@@ -421,20 +403,35 @@ Status join(Communicator& host, const Parts& parts, std::shared_ptr<NcclCommunic
   UniqueId id{};
   Status made;
   if (group.member == 0) {
-    made = parts.library->checked(parts.library->call().get_unique_id(&id), "ncclGetUniqueId", nullptr);
+    made = library->checked(library->call().get_unique_id(&id), "ncclGetUniqueId", nullptr);
   }
   HVD_RETURN_IF_ERROR(agree(host, parts.ranks, made));
   std::vector<UniqueId> ids(cards.size());
   HVD_RETURN_IF_ERROR(host.exchange(&id, sizeof id, ids.data()));
   Comm comm = nullptr;
-  const Status met = meet(parts, group, ids[group.first], &comm);
+  const Status met = meet(parts, library, group, ids[group.first], &comm);
   if (met.code() == HVD_ABORTED || met.code() == HVD_DEVICE_LOST) return met;
-  std::shared_ptr<NcclCommunicator> joined;
-  if (met.ok()) joined = std::make_shared<Joined>(host, parts, group, comm);
+  std::shared_ptr<DeviceCommunicator> joined;
+  if (met.ok()) joined = std::make_shared<Joined>(host, parts, library, group, comm);
   const Status all = agree(host, parts.ranks, met);
   if (!all.ok() && joined != nullptr) abort_all({&joined, 1}, kPatienceToAbortMs);
   if (all.ok()) *out = std::move(joined);
   return all;
 }
 
+Status version(const LibraryPlaces& places, int* out) {
+  std::shared_ptr<const Library> library;
+  HVD_RETURN_IF_ERROR(Library::open(places, &library));
+  *out = library->version();
+  return {};
+}
+
+}  // namespace
 }  // namespace hvd::nccl
+
+namespace hvd {
+
+extern const DeviceRow kNcclRow;
+const DeviceRow kNcclRow = {HVD_ON_CUDA, nccl::version, nccl::can_reduce, nccl::join};
+
+}  // namespace hvd

@@ -16,7 +16,7 @@ constexpr int kOldest = 21400;  // it has configurations of communicators
 Status unavailable(const std::string& why) { return {HVD_UNAVAILABLE, "NCCL cannot be used: " + why}; }
 
 // Null with `why` set if there is none.
-void* find_library(const Places& places, std::string* why) {
+void* find_library(const LibraryPlaces& places, std::string* why) {
   if (!places.named.empty()) {
     void* const named = dlopen(places.named.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (named == nullptr) *why = dlerror();
@@ -45,7 +45,7 @@ std::string version_in_words(int version) {
          std::to_string(version % 100);
 }
 
-Status Library::open(const Places& places, std::shared_ptr<const Library>* out) {
+Status Library::open(const LibraryPlaces& places, std::shared_ptr<const Library>* out) {
   std::string why;
   void* const handle = find_library(places, &why);
   if (handle == nullptr) return unavailable(why);

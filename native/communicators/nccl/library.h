@@ -12,8 +12,7 @@
 #include <span>
 #include <string>
 
-#include "device/driver.h"
-#include "platform/status.h"
+#include "communicators/device_communicator.h"
 
 namespace hvd::nccl {
 
@@ -89,17 +88,11 @@ struct Functions {
   const char* (*last_error)(Comm comm);    // ncclGetLastError
 };
 
-// Where to look for it, one after the other: what the user has named; the copy that a framework has loaded; what is
-// linked into a framework; what was found beside one; what the system has.
-struct Places {
-  std::string named, found;
-};
-
 // Kept for the life of the process. Any thread.
 class Library {
  public:
   // HVD_UNAVAILABLE with the reason if there is none, it is too old, or lacks a function. Initialises nothing.
-  static Status open(const Places& places, std::shared_ptr<const Library>* out);
+  static Status open(const LibraryPlaces& places, std::shared_ptr<const Library>* out);
 
   const Functions& call() const { return call_; }
   int version() const { return version_; }           // 10000 * major + 100 * minor + patch

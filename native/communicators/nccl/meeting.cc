@@ -22,9 +22,8 @@ struct Meeting {
 
 // NCCL 2.22 and later connects the members in the first operation. So there is one while they can still go through host
 // memory instead.
-Status first_operation(const Parts& parts, const Meeting& meeting) {
+Status first_operation(const DeviceParts& parts, const Library& nccl, const Meeting& meeting) {
   cuda::Device& device = *parts.device;
-  const Library& nccl = *parts.library;
   cuda::DeviceMemory number;
   HVD_RETURN_IF_ERROR(device.allocate(sizeof(float), parts.stream, &number));
   HVD_RETURN_IF_ERROR(device.zero(number.data(), sizeof(float), parts.stream));
@@ -44,21 +43,21 @@ Status first_operation(const Parts& parts, const Meeting& meeting) {
   return {};
 }
 
-void run(const Parts& parts, const Group& group, const UniqueId& id, Meeting* meeting) {
+void run(const DeviceParts& parts, const Library& nccl, const Group& group, const UniqueId& id, Meeting* meeting) {
   const cuda::Current current(parts.device->driver(), parts.device->context());
-  const Functions& call = parts.library->call();
+  const Functions& call = nccl.call();
   Status& status = meeting->status;
   status = current.status();
   if (status.ok()) {
     Config config;
     Comm comm = nullptr;
     const Result code = call.init(&comm, group.size, id, group.member, &config);
-    status = parts.library->checked(code, "ncclCommInitRankConfig", nullptr);
+    status = nccl.checked(code, "ncclCommInitRankConfig", nullptr);
     // The variable wins over our configuration. Calls would return before they have enqueued anything.
     if (code == kInProgress) status = {HVD_INTERNAL, "NCCL_COMM_BLOCKING is 0\nhint: unset it"};
     if (status.ok()) {
       meeting->comm = comm;
-      status = first_operation(parts, *meeting);
+      status = first_operation(parts, nccl, *meeting);
     }
   }
   const bool has_failed = !status.ok();
@@ -69,9 +68,10 @@ void run(const Parts& parts, const Group& group, const UniqueId& id, Meeting* me
 
 }  // namespace
 
-Status meet(const Parts& parts, const Group& group, const UniqueId& id, Comm* out) {
+Status meet(const DeviceParts& parts, const std::shared_ptr<const Library>& library, const Group& group,
+            const UniqueId& id, Comm* out) {
   const auto meeting = std::make_shared<Meeting>();
-  std::thread([meeting, parts, group, id] { run(parts, group, id, meeting.get()); }).detach();
+  std::thread([=] { run(parts, *library, group, id, meeting.get()); }).detach();
   const uint64_t deadline_ns = now_ns() + parts.timeout_ms * 1000000;
   while (meeting->state.load() != Meeting::kOver) {
     const bool is_late = now_ns() > deadline_ns;

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The meeting of ranks in NCCL: ncclCommInitRankConfig and a first operation, within the time that Parts allows.
+// The meeting of ranks in NCCL: ncclCommInitRankConfig and a first operation, within the time that DeviceParts allows.
 #pragma once
 
-#include "communicators/nccl/communicator.h"
+#include <memory>
+
+#include "communicators/nccl/library.h"
 
 namespace hvd::nccl {
 
@@ -13,6 +15,7 @@ struct Group {
 };
 
 // Blocks until all members have met. HVD_UNAVAILABLE if it is time to give up, HVD_ABORTED if it was interrupted.
-Status meet(const Parts& parts, const Group& group, const UniqueId& id, Comm* out);
+Status meet(const DeviceParts& parts, const std::shared_ptr<const Library>& library, const Group& group,
+            const UniqueId& id, Comm* out);
 
 }  // namespace hvd::nccl

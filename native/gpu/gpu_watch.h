@@ -14,7 +14,8 @@
 #include <cstdint>
 #include <string>
 
-#include "engine/device_batches.h"
+#include "gpu/device_runner.h"
+#include "gpu/launched_calls.h"
 #include "platform/status.h"
 #include "settings/settings.h"
 #include "wakeup/ending.h"
@@ -29,7 +30,7 @@ class GpuWatch {
   Status look(const LaunchedCalls& launched);
   // Of the staged call `name`, which waits for them since that time.
   Status look_at_inputs(uint64_t since_ns, const std::string& name);
-  void tick(DeviceBatches& batches, Ending& ending);
+  void tick(DeviceRunner& runner, Ending& ending);
 
  private:
   uint64_t soonest_limit_ns() const;

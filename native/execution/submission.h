@@ -12,7 +12,6 @@
 #include <utility>
 #include <vector>
 
-#include "communicators/nccl/communicator.h"
 #include "device/device.h"
 #include "negotiation/member.h"
 #include "negotiation/wire.h"
@@ -21,6 +20,7 @@
 
 namespace hvd {
 
+struct Launch;
 struct ProcessSet;
 
 // A request without its tensor pointers; what hvd_prepare returns. Immutable once made.
@@ -54,15 +54,6 @@ struct Gathered {
     if (data != nullptr) return data.get();
     return staged.data() != nullptr ? staged.data() : on_device.data();
   }
-};
-
-// A batch on a GPU that has been launched.
-struct Launch {
-  cuda::Device* device = nullptr;
-  cuda::Stream stream = nullptr;
-  cuda::Event done;        // of this batch, and of the batches before that its calls had a part in
-  bool has_ended = false;  // well, as has been seen; by the holder of the token
-  std::vector<std::shared_ptr<const nccl::NcclCommunicator>> carriers;  // of the same batches; staged ones have none
 };
 
 // A call's tensors on a GPU. Its `inputs` and `outputs` are addresses of host memory, while it is staged there.

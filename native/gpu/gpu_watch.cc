@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/gpu_watch.h"
+#include "gpu/gpu_watch.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -86,8 +86,8 @@ void GpuWatch::judge_nccl(uint64_t inside_ns, Ending& ending) {
   }
 }
 
-void GpuWatch::tick(DeviceBatches& batches, Ending& ending) {
-  const uint64_t inside_ns = batches.inside_nccl_ns(), aborting_ns = batches.aborting_nccl_ns();
+void GpuWatch::tick(DeviceRunner& runner, Ending& ending) {
+  const uint64_t inside_ns = runner.inside_ns(), aborting_ns = runner.aborting_ns();
   if (inside_ns == 0 && aborting_ns == 0) return;
   if (!ending.poisoned()) {
     judge_nccl(inside_ns, ending);
@@ -96,7 +96,7 @@ void GpuWatch::tick(DeviceBatches& batches, Ending& ending) {
   const uint64_t now = now_ns();
   if (ended_ns_ == 0) ended_ns_ = now;
   const uint64_t hung_ns = std::min(inside_ns, now - ended_ns_);
-  if (hung_ns >= kAbortAfterNs && !std::exchange(aborting_, true)) batches.abort_nccl_elsewhere();
+  if (hung_ns >= kAbortAfterNs && !std::exchange(aborting_, true)) runner.abort_elsewhere();
   // While an abort hangs, calls have got their errors: only the GPU that does not come back is in the others' way.
   const bool is_in_the_way = ending.cause().failed_rank() == rank_ && aborting_ns >= kEndOfAbortAfterNs;
   if (hung_ns < kEndAfterNs && !is_in_the_way) return;

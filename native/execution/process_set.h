@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "communicators/registry.h"
-#include "engine/submission.h"
+#include "execution/submission.h"
 
 namespace hvd {
 
@@ -26,17 +26,6 @@ struct ProcessSet {
 
   // Token. Null if this rank is not a member.
   std::unique_ptr<Communicator> communicator;
-  struct OnGpu {
-    struct Way {
-      bool tried = false;
-      std::string why_not;  // if there are no carriers
-      // Each has a stream, which all sets share; batches take turns.
-      std::vector<std::shared_ptr<nccl::NcclCommunicator>> carriers;
-      uint64_t batches = 0;
-    };
-    cuda::Device* device = nullptr;
-    Way whole, in_levels;
-  } gpu;                            // from its first batch on a GPU on
   std::shared_ptr<std::byte> area;  // this host's memory for it, if any, and its place
   uint64_t area_offset = 0;
   size_t area_bytes = 0;

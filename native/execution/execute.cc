@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/execute.h"
+#include "execution/execute.h"
 
 #include <algorithm>
 #include <cstring>
@@ -45,17 +45,9 @@ Status impossible_rows(int rank, int64_t rows, int64_t row_bytes) {
 
 }  // namespace
 
-// The memory of a result whose size the other ranks decide.
-Status Execution::allocate(int64_t bytes, const Prepared& prepared, Gathered* result) const {
-  if (carrier_ != nullptr) {
-    return carrier_->device->allocate(static_cast<size_t>(std::max<int64_t>(bytes, 1)), carrier_->stream,
-                                      &result->on_device);
-  }
-  if (prepared.device != nullptr && bytes > 0) {  // pinned: then no thread waits for the copy to the GPU
-    cuda::Stream stream = nullptr;
-    HVD_RETURN_IF_ERROR(prepared.device->stream(0, &stream));
-    return prepared.device->lend(static_cast<size_t>(bytes), stream, &result->staged);
-  }
+Status Execution::allocate(int64_t bytes, const Carrier& carrier, Gathered* result) const {
+  if (carrier.allocate != nullptr) HVD_RETURN_IF_ERROR(carrier.allocate(static_cast<size_t>(bytes), result));
+  if (result->memory() != nullptr) return {};
   result->data.reset(new (std::nothrow) std::byte[static_cast<size_t>(bytes)]);
   if (result->data != nullptr) return {};
   return {HVD_OUT_OF_MEMORY,
@@ -72,29 +64,32 @@ void Execution::count_largest(const Batch& batch, const std::vector<SubmissionPt
   counts_.largest_reduction.store(largest, std::memory_order_relaxed);  // batches run one after the other
 }
 
-Status Execution::run(const Batch& batch, const std::vector<SubmissionPtr>& closed, const Carrier* carrier) {
-  carrier_ = carrier;
+Status Execution::run(const Batch& batch, const std::vector<SubmissionPtr>& closed) {
+  return run(batch, closed, {closed[batch.entry]->prepared->set->communicator.get(), nullptr});
+}
+
+Status Execution::run(const Batch& batch, const std::vector<SubmissionPtr>& closed, const Carrier& carrier) {
   counts_.batches.fetch_add(1, std::memory_order_relaxed);
   if (reduces(batch.descriptor->kind)) count_largest(batch, closed);
   counts_.tensors.fetch_add(batch.tensors.size(), std::memory_order_relaxed);
   switch (batch.descriptor->kind) {
     case HVD_ALLREDUCE:
-      return run_allreduce(batch, closed);
+      return run_allreduce(batch, closed, *carrier.communicator);
     case HVD_REDUCESCATTER:
-      return run_reducescatter(batch, closed);
+      return run_reducescatter(batch, closed, *carrier.communicator);
     case HVD_BROADCAST:
-      return run_broadcast(*closed[batch.entry]);
+      return run_broadcast(*closed[batch.entry], *carrier.communicator);
     case HVD_ALLGATHER:
-      return run_allgather(closed[batch.entry].get());
+      return run_allgather(closed[batch.entry].get(), carrier);
     case HVD_ALLTOALL:
-      return run_alltoall(closed[batch.entry].get());
+      return run_alltoall(closed[batch.entry].get(), carrier);
     default:
       break;  // that all have submitted it is all there is to it
   }
   return {};
 }
 
-Status Execution::run_allreduce(const Batch& batch, const std::vector<SubmissionPtr>& closed) {
+Status Execution::run_allreduce(const Batch& batch, const std::vector<SubmissionPtr>& closed, Communicator& by) {
   std::vector<Slice> slices;
   slices.reserve(batch.tensors.size());
   int64_t elements = 0;
@@ -110,14 +105,14 @@ Status Execution::run_allreduce(const Batch& batch, const std::vector<Submission
   count_bytes(elements * static_cast<int64_t>(element_size(batch.dtype)));
   const ProcessSet& set = *closed[batch.entry]->prepared->set;
   const Reduction reduction = reduction_of(batch, set.size());
-  if (reduction.op != HVD_ADASUM) return data_of(set).allreduce(slices, reduction);
+  if (reduction.op != HVD_ADASUM) return by.allreduce(slices, reduction);
   Kernels kernels;
   HVD_RETURN_IF_ERROR(Kernels::create(instruction_set_, &kernels));
   return adasum(*set.communicator, kernels, slices, reduction);
 }
 
 // The rows of each tensor are dealt to the members in order.
-Status Execution::run_reducescatter(const Batch& batch, const std::vector<SubmissionPtr>& closed) {
+Status Execution::run_reducescatter(const Batch& batch, const std::vector<SubmissionPtr>& closed, Communicator& by) {
   const ProcessSet& set = *closed[batch.entry]->prepared->set;
   std::vector<std::vector<Slice>> parts(static_cast<size_t>(set.size()));
   int64_t elements = 0;
@@ -138,10 +133,10 @@ Status Execution::run_reducescatter(const Batch& batch, const std::vector<Submis
   }
   if (elements == 0) return {};
   count_bytes(elements * static_cast<int64_t>(element_size(batch.dtype)));
-  return data_of(set).reducescatter(parts, reduction_of(batch, set.size()));
+  return by.reducescatter(parts, reduction_of(batch, set.size()));
 }
 
-Status Execution::run_broadcast(const Submission& submission) {
+Status Execution::run_broadcast(const Submission& submission, Communicator& by) {
   std::vector<Slice> slices;
   int64_t bytes = 0;
   for (size_t i = 0; i < submission.inputs.size(); ++i) {
@@ -155,11 +150,11 @@ Status Execution::run_broadcast(const Submission& submission) {
   if (bytes == 0) return {};
   count_bytes(bytes);
   const ProcessSet& set = *submission.prepared->set;
-  return data_of(set).broadcast(slices, 1, set.member_of(submission.prepared->descriptor.root_rank));
+  return by.broadcast(slices, 1, set.member_of(submission.prepared->descriptor.root_rank));
 }
 
 // Rows first, since they may differ by rank; then each tensor of the group.
-Status Execution::run_allgather(Submission* submission) {
+Status Execution::run_allgather(Submission* submission, const Carrier& carrier) {
   const std::vector<TensorSpec>& tensors = submission->prepared->tensors;
   const ProcessSet& set = *submission->prepared->set;
   const size_t members = static_cast<size_t>(set.size());
@@ -190,9 +185,9 @@ Status Execution::run_allgather(Submission* submission) {
         return impossible_rows(set.ranks[member], rows_there, row_bytes);
       }
     }
-    HVD_RETURN_IF_ERROR(allocate(total_bytes, *submission->prepared, &result));
+    HVD_RETURN_IF_ERROR(allocate(total_bytes, carrier, &result));
     if (total_bytes > 0) {
-      HVD_RETURN_IF_ERROR(data_of(set).allgather(submission->inputs[i], bytes_of_member, result.memory()));
+      HVD_RETURN_IF_ERROR(carrier.communicator->allgather(submission->inputs[i], bytes_of_member, result.memory()));
       count_bytes(total_bytes);
     }
     submission->results.push_back(std::move(result));
@@ -201,7 +196,7 @@ Status Execution::run_allgather(Submission* submission) {
 }
 
 // Exchanges all members' splits first, so that each member knows how much goes between any two of them.
-Status Execution::run_alltoall(Submission* submission) {
+Status Execution::run_alltoall(Submission* submission, const Carrier& carrier) {
   const TensorSpec& tensor = submission->prepared->tensors[0];
   const ProcessSet& set = *submission->prepared->set;
   const size_t members = static_cast<size_t>(set.size());
@@ -227,8 +222,8 @@ Status Execution::run_alltoall(Submission* submission) {
       return impossible_rows(set.ranks[from], result.rows.back(), row_bytes);
     }
   }
-  HVD_RETURN_IF_ERROR(allocate(received_bytes, *submission->prepared, &result));
-  HVD_RETURN_IF_ERROR(data_of(set).alltoall(submission->inputs[0], bytes, result.memory()));
+  HVD_RETURN_IF_ERROR(allocate(received_bytes, carrier, &result));
+  HVD_RETURN_IF_ERROR(carrier.communicator->alltoall(submission->inputs[0], bytes, result.memory()));
   count_bytes(received_bytes);
   submission->results.push_back(std::move(result));
   return {};

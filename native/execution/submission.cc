@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/submission.h"
+#include "execution/submission.h"
 
 #include "negotiation/names.h"
 

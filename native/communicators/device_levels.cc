@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "communicators/nccl/levels.h"
+#include "communicators/device_levels.h"
 
 #include <string>
 #include <thread>
@@ -8,7 +8,7 @@
 
 #include "platform/clock.h"
 
-namespace hvd::nccl {
+namespace hvd {
 
 namespace {
 
@@ -20,13 +20,13 @@ Slice cut(const Slice& slice, int64_t begin, int64_t end, size_t element_bytes) 
   return {slice.input + at, slice.output + at, end - begin};
 }
 
-class InLevels final : public NcclCommunicator {
+class InLevels final : public DeviceCommunicator {
  public:
-  InLevels(Communicator& host, const Parts& parts, std::shared_ptr<NcclCommunicator> inside,
-           std::shared_ptr<NcclCommunicator> torus, std::unique_ptr<Communicator> across)
+  InLevels(Communicator& host, const DeviceParts& parts, std::shared_ptr<DeviceCommunicator> inside,
+           std::shared_ptr<DeviceCommunicator> torus, std::unique_ptr<Communicator> across)
       : host_(host), parts_(parts), inside_(std::move(inside)), torus_(std::move(torus)), across_(std::move(across)) {}
 
-  const char* name() const override { return "nccl-levels"; }
+  const char* name() const override { return "levels"; }
   int member() const override { return host_.member(); }
   int size() const override { return host_.size(); }
   Status exchange(const void* mine, size_t bytes, void* all) override { return host_.exchange(mine, bytes, all); }
@@ -43,24 +43,24 @@ class InLevels final : public NcclCommunicator {
     const Status status = inside_->health();
     return status.ok() && torus_ != nullptr ? torus_->health() : status;
   }
-  void abort() override { both(&NcclCommunicator::abort); }
-  void close() override { both(&NcclCommunicator::close); }
+  void abort() override { both(&DeviceCommunicator::abort); }
+  void close() override { both(&DeviceCommunicator::close); }
 
  private:
-  void both(void (NcclCommunicator::*end)()) {
+  void both(void (DeviceCommunicator::*end)()) {
     std::thread other([this, end] {
       if (torus_ != nullptr) (torus_.get()->*end)();
     });
     (inside_.get()->*end)();
     other.join();
   }
-  static Status not_here() { return {HVD_INTERNAL, "two levels of NCCL reduce, and do nothing else"}; }
+  static Status not_here() { return {HVD_INTERNAL, "two levels of GPUs reduce, and do nothing else"}; }
   Status reduce_staged(std::span<const Slice> shares, const Reduction& reduction);
   Status await(const cuda::Event& event) const;
 
   Communicator& host_;
-  const Parts parts_;
-  const std::shared_ptr<NcclCommunicator> inside_, torus_;  // the latter null if hosts are joined by `across_`
+  const DeviceParts parts_;
+  const std::shared_ptr<DeviceCommunicator> inside_, torus_;  // the latter null if hosts are joined by `across_`
   const std::unique_ptr<Communicator> across_;
 };
 
@@ -114,7 +114,7 @@ Status InLevels::reduce_staged(std::span<const Slice> shares, const Reduction& r
   return {};
 }
 
-// The host's other members may not be that far; NCCL's own failures end the wait.
+// The host's other members may not be that far; the library's own failures end the wait.
 Status InLevels::await(const cuda::Event& event) const {
   const Inside::Scope inside(*parts_.inside);
   for (bool done = false;;) {
@@ -156,21 +156,21 @@ std::vector<int> across_hosts(const Topology& members, int member) {
   return some;
 }
 
-bool can_reduce_in_levels(const Reduction& reduction) {
-  return can_reduce(reduction, HVD_ALLREDUCE) &&
-         can_reduce({reduction.dtype, reduction.op, reduction.prescale, 1, 1}, HVD_REDUCESCATTER);
+bool can_reduce_in_levels(const DeviceRow& row, const Reduction& reduction) {
+  return row.can_reduce(reduction, HVD_ALLREDUCE) &&
+         row.can_reduce({reduction.dtype, reduction.op, reduction.prescale, 1, 1}, HVD_REDUCESCATTER);
 }
 
-Status join_levels(Communicator& host, const Topology& members, const Parts& parts, Levels levels,
-                   const MakeAcross& make_across, std::shared_ptr<NcclCommunicator>* out) {
-  Parts grouped = parts;
+Status join_levels(const DeviceRow& row, Communicator& host, const Topology& members, const DeviceParts& parts,
+                   const MakeAcross& make_across, std::shared_ptr<DeviceCommunicator>* out) {
+  DeviceParts grouped = parts;
   grouped.groups = hosts_of(members);
-  std::shared_ptr<NcclCommunicator> inside, torus;
+  std::shared_ptr<DeviceCommunicator> inside, torus;
   std::unique_ptr<Communicator> across;
-  HVD_RETURN_IF_ERROR(join(host, grouped, &inside));
-  if (levels == Levels::kTorus) {
+  HVD_RETURN_IF_ERROR(row.join(host, grouped, &inside));
+  if (make_across == nullptr) {
     grouped.groups = places_of(members);
-    const Status joined = join(host, grouped, &torus);
+    const Status joined = row.join(host, grouped, &torus);
     if (!joined.ok()) {
       inside->abort();
       return joined;
@@ -182,4 +182,4 @@ Status join_levels(Communicator& host, const Topology& members, const Parts& par
   return {};
 }
 
-}  // namespace hvd::nccl
+}  // namespace hvd

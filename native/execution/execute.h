@@ -8,22 +8,24 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
-#include "engine/process_set.h"
-#include "engine/submission.h"
+#include "execution/process_set.h"
+#include "execution/submission.h"
 #include "fusion/batch.h"
 #include "platform/status.h"
 #include "reduction/kernels.h"
 
 namespace hvd {
 
-// A communicator whose tensors lie on a GPU.
+// Moves a batch's data.
 struct Carrier {
   Communicator* communicator;
-  cuda::Device* device;
-  cuda::Stream stream;
+  // The memory of a result whose size the other ranks decide. Null, or if it gives none: the heap's.
+  std::function<Status(size_t bytes, Gathered* result)> allocate;
 };
 
 // The reduction that a batch asks for.
@@ -33,9 +35,10 @@ class Execution {
  public:
   Execution(int rank, InstructionSet instruction_set) : rank_(rank), instruction_set_(instruction_set) {}
 
-  // A failure is the communicator's, or one that no other rank knows of: the generation has to end. `carrier`: null, or
-  // what moves the data in place of the process set's own communicator, on a GPU; then it is only enqueued.
-  Status run(const Batch& batch, const std::vector<SubmissionPtr>& closed, const Carrier* carrier = nullptr);
+  // By the communicator of the process set, or by another carrier, which may only enqueue it on a GPU. A failure is the
+  // carrier's, or one that no other rank knows of: the generation has to end.
+  Status run(const Batch& batch, const std::vector<SubmissionPtr>& closed);
+  Status run(const Batch& batch, const std::vector<SubmissionPtr>& closed, const Carrier& carrier);
 
   struct Counts {
     std::atomic<uint64_t> batches{0}, tensors{0}, bytes{0};
@@ -44,21 +47,17 @@ class Execution {
   const Counts& counts() const { return counts_; }
 
  private:
-  Status run_allreduce(const Batch& batch, const std::vector<SubmissionPtr>& closed);
-  Status run_broadcast(const Submission& submission);
-  Status run_reducescatter(const Batch& batch, const std::vector<SubmissionPtr>& closed);
-  Status run_allgather(Submission* submission);
-  Status run_alltoall(Submission* submission);
-  Communicator& data_of(const ProcessSet& set) const {
-    return carrier_ == nullptr ? *set.communicator : *carrier_->communicator;
-  }
-  Status allocate(int64_t bytes, const Prepared& prepared, Gathered* result) const;
+  Status run_allreduce(const Batch& batch, const std::vector<SubmissionPtr>& closed, Communicator& by);
+  Status run_broadcast(const Submission& submission, Communicator& by);
+  Status run_reducescatter(const Batch& batch, const std::vector<SubmissionPtr>& closed, Communicator& by);
+  Status run_allgather(Submission* submission, const Carrier& carrier);
+  Status run_alltoall(Submission* submission, const Carrier& carrier);
+  Status allocate(int64_t bytes, const Carrier& carrier, Gathered* result) const;
   void count_largest(const Batch& batch, const std::vector<SubmissionPtr>& closed);
   void count_bytes(int64_t bytes) { counts_.bytes.fetch_add(static_cast<uint64_t>(bytes), std::memory_order_relaxed); }
 
   const int rank_;
   const InstructionSet instruction_set_;
-  const Carrier* carrier_ = nullptr;  // while a batch runs
   Counts counts_;
 };
 
