@@ -118,7 +118,7 @@ def _of_cpp(text: str) -> Found:
 
 
 def _inside(code: str, start: int) -> tuple[int, int]:
-    """What is between the parenthesis at `start` and its other one."""
+    """Return where the text in the parentheses that begin at `start` begins and ends."""
     depth = 0
     for at in range(start, len(code)):
         depth += (code[at] == "(") - (code[at] == ")")

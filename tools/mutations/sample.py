@@ -16,7 +16,7 @@ from .row import Test
 
 ROOT = Path(__file__).resolve().parents[2]
 NATIVE_TESTS = ROOT / "tests" / "native"
-# What `make quick` runs of the core; other tests than those of the core are run whole.
+# Tests of the core are chosen as in `make quick`; others are run whole.
 QUICK = ("-m", "not slow", "-k", "not torch and not tensorflow and not tcp and not 3+1")
 SKIPPED = ("src/horovod/bench/", "native/build_id", "native/reduction/kernels_avx512")
 # No test can see these: the file, the line before and after, and why.
@@ -60,7 +60,7 @@ def is_mistake(site: Site) -> bool:
 
 
 def tests_near(file: str) -> list[Test]:
-    """The tests that name the file; of a native one without any, those that name its folder."""
+    """The tests that name the file or, if there are none, its folder; those of units, if it is Python."""
     path = Path(file)
     if file.startswith("native/"):
         header, folder = path.with_suffix(".h").relative_to("native").as_posix(), f"{path.parent.name}/"
@@ -70,14 +70,17 @@ def tests_near(file: str) -> list[Test]:
         return [Test((test.stem,)) for test in sorted(near)]
     module = ".".join(path.with_suffix("").parts[1:]).removesuffix(".__init__")
     package, _, name = module.rpartition(".")
-    pattern = rf"{re.escape(module)}\b|from {re.escape(package)} import [^\n]*\b{name}\b"
-    tests = [*(ROOT / "tests" / "unit").glob("test_*.py")]
-    near = [test for test in tests if re.search(pattern, test.read_text(encoding="utf-8"))]
+    texts = {test: test.read_text(encoding="utf-8") for test in (ROOT / "tests" / "unit").glob("test_*.py")}
+    module, package = re.escape(module), re.escape(package)
+    for pattern in (rf"{module}\b|from {package} import [^\n]*\b{name}\b", rf"(from|import) {package}\b"):
+        near = [test for test, text in texts.items() if re.search(pattern, text)]
+        if near:
+            break
     return [Test((test.relative_to(ROOT).as_posix(),)) for test in sorted(near)]
 
 
 def included(path: Path) -> set[str]:
-    """What a native test includes, by headers of the tests, too."""
+    """Return the headers that a native test includes, also by those of the tests."""
     found = set(re.findall(r'#include "([^"]+)"', path.read_text(encoding="utf-8")))
     for name in list(found):
         if (NATIVE_TESTS / name).exists():

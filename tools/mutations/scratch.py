@@ -78,7 +78,7 @@ def mirror(source: Path, target: Path) -> None:
 
 
 class Scratch:
-    """Owns its folder: mutations build in its `build`, and `unbroken` is that as it is without any."""
+    """Owns its folder: mutations build in build/native, and build/unbroken is that without any."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -117,7 +117,8 @@ class Scratch:
             self.install()
 
     def build_folder(self, sanitizer: str = "") -> Path:
-        return self.folder / (f"build-{sanitizer.replace(',', '-')}" if sanitizer else "build")
+        """As deep as that of `make`: a compiler's cache finds what that has compiled."""
+        return self.folder / "build" / (sanitizer.replace(",", "-") or "native")
 
     def install(self) -> None:
         installed = self.folder / "src" / "horovod" / "lib"
@@ -131,7 +132,7 @@ class Scratch:
         if not new:
             return
         self.build(new)
-        mirror(self.build_folder(), self.folder / "unbroken")
+        mirror(self.build_folder(), self.folder / "build" / "unbroken")
         for test in new:
             start = time.monotonic()
             outcome, output = self.test(test, UNBROKEN_LIMIT_S)
@@ -158,7 +159,7 @@ class Scratch:
             if sanitizer:
                 shutil.rmtree(self.build_folder(sanitizer), ignore_errors=True)
             elif compiled:
-                mirror(self.folder / "unbroken", self.build_folder())
+                mirror(self.folder / "build" / "unbroken", self.build_folder())
                 self.install()
 
     def test(self, test: Test, limit_s: float = 0.0, sanitizer: str = "") -> tuple[str, str]:
