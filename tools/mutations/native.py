@@ -96,7 +96,7 @@ ROWS: tuple[Mutation, ...] = (
         "negotiation_model_test two_ranks_whose"),
     row("number-reused-at-once", "native/negotiation/coordinator/ids.cc",
         "  expect_answers(&ids_[id], Id::State::kRetired, nullptr);\n",
-        "  ids_[id].state = Id::State::kFree;\n  free_ids_.push_back(id);\n",
+        "  ids_[id].state = Id::State::kFree;\n  free_.push_back(id);\n",
         "a number means another name before all ranks have read that the first is gone",
         "negotiation_model_test two_ranks_whose"),
     row("timeline-appends", "native/timeline/timeline.cc",
