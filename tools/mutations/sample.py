@@ -16,8 +16,8 @@ from .row import Test
 
 ROOT = Path(__file__).resolve().parents[2]
 NATIVE_TESTS = ROOT / "tests" / "native"
-# Tests of the core are chosen as in `make quick`; others are run whole.
-QUICK = ("-m", "not slow", "-k", "not torch and not tensorflow and not tcp and not 3+1")
+# Tests of the core are chosen as in `make quick`, with TCP; others are run whole.
+QUICK = ("-m", "not slow", "-k", "not torch and not tensorflow and not 3+1")
 SKIPPED = ("src/horovod/bench/", "native/build_id", "native/reduction/kernels_avx512")
 # No test can see these: the file, the line before and after, and why.
 EQUIVALENT: dict[tuple[str, str, str], str] = {}
