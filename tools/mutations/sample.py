@@ -65,7 +65,7 @@ def tests_near(file: str) -> list[Test]:
     if file.startswith("native/"):
         header, folder = path.with_suffix(".h").relative_to("native").as_posix(), f"{path.parent.name}/"
         names = {test: included(test) for test in NATIVE_TESTS.glob("*_test.cc")}
-        near = [test for test in names if header in names[test]]
+        near = [test for test in names if header in names[test] or test.stem == f"{path.stem}_test"]
         near = near or [test for test in names if any(folder in name for name in names[test])]
         return [Test((test.stem,)) for test in sorted(near)]
     module = ".".join(path.with_suffix("").parts[1:]).removesuffix(".__init__")
@@ -73,7 +73,7 @@ def tests_near(file: str) -> list[Test]:
     texts = {test: test.read_text(encoding="utf-8") for test in (ROOT / "tests" / "unit").glob("test_*.py")}
     module, package = re.escape(module), re.escape(package)
     for pattern in (rf"{module}\b|from {package} import [^\n]*\b{name}\b", rf"(from|import) {package}\b"):
-        near = [test for test, text in texts.items() if re.search(pattern, text)]
+        near = [test for test, text in texts.items() if re.search(pattern, text) or test.stem == f"test_{path.stem}"]
         if near:
             break
     return [Test((test.relative_to(ROOT).as_posix(),)) for test in sorted(near)]
