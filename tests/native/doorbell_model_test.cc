@@ -315,7 +315,7 @@ TEST(no_interleaving_of_two_processes_loses_a_wake_up) {
   EXPECT(states > 1000);
 }
 
-// The bugs of the doorbell itself are rows of tools/mutations.py.
+// The bugs of the doorbell itself are rows of tools/mutations/native.py.
 TEST(a_second_caller_that_rings_nobody_is_found) {
   size_t states = 0;
   const std::string problem = check_all(kSmall, &states, true);

@@ -175,6 +175,7 @@ std::vector<Nonsense> for_the_coordinator() {
       {"half an answer to a recall", FrameKind::kRecalled, numbers(uint32_t{0})},
       {"the other host's leave", FrameKind::kLeave, numbers(int32_t{0})},
       {"nobody's leave", FrameKind::kLeave, ""},
+      {"more than a leave", FrameKind::kLeave, numbers(int32_t{1}, int32_t{0})},
       {"a cause that is cut", FrameKind::kAbort, numbers(int32_t{5})},
       {"the cause that all is well", FrameKind::kAbort, abort_frame(HVD_OK, -1, "")},
       {"the cause that it is not yet done", FrameKind::kAbort, abort_frame(HVD_PENDING, 0, "")},

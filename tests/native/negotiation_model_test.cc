@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every interleaving of negotiation_model.h for all plans of a length, or all of a list, for each rank. With room for
-// one name and two numbers, every other name makes one go. That bugs are found, tools/mutations.py shows.
+// one name and two numbers, every other name makes one go. That bugs are found, tools/mutate shows.
 #include "negotiation_model.h"
 
 #include <algorithm>

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import json
 import re
@@ -19,6 +20,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from horovod.world import channel as channels
 from horovod.world.channel import (
     MAX_FRAME_BYTES,
     AuthenticationError,
@@ -311,6 +313,48 @@ def test_idle_strangers_cannot_keep_ranks_out() -> None:
     listener.close()
     for stranger in strangers:
         stranger.close()
+
+
+def test_few_threads_are_in_a_handshake_however_slow_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered, may_end = threading.Semaphore(0), threading.Event()
+
+    def slow(*_: Any) -> Channel:
+        entered.release()
+        may_end.wait(60)
+        raise ChannelError("the peer went away")
+
+    monkeypatch.setattr(channels, "authenticate_server", slow)
+    listening = socket.create_server(("127.0.0.1", 0))
+    listener = Listener(listening, SECRET, "p", lambda _: None, max_pending=2)
+    strangers = [socket.create_connection(listening.getsockname()) for _ in range(8)]
+    assert all(entered.acquire(timeout=10) for _ in range(4))
+    assert not entered.acquire(timeout=0.1)
+    may_end.set()
+    assert all(entered.acquire(timeout=10) for _ in range(4))
+    listener.close()
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_close_waits_for_what_serves() -> None:
+    serving, may_end = threading.Event(), threading.Event()
+
+    def serve(_: Channel) -> None:
+        serving.set()
+        may_end.wait(60)
+
+    listening = socket.create_server(("127.0.0.1", 0))
+    listener = Listener(listening, SECRET, "p", serve)
+    connection = socket.create_connection(listening.getsockname())
+    channel = authenticate_client(connection, SECRET, "p", soon(), "server")
+    assert serving.wait(10)
+    with ThreadPoolExecutor(1) as pool:
+        closed = pool.submit(listener.close)
+        with pytest.raises(concurrent.futures.TimeoutError):
+            closed.result(0.1)
+        may_end.set()
+        closed.result(10)
+    channel.close()
 
 
 def test_close_ends_every_thread(server: RendezvousServer) -> None:

@@ -32,11 +32,11 @@ from horovod.launcher.function import run_task
 class Script:
     """A session whose worlds are given beforehand: (sync, size) of each. `log` has all that happens, in order.
 
-    `newcomers`: whether each world has a member that no other one has.
+    `newcomers`: how many members each world has that no other one has.
     """
 
     def __init__(
-        self, *worlds: tuple[bool, int], joiner: bool = False, unfinished: int = 0, newcomers: bool = False
+        self, *worlds: tuple[bool, int], joiner: bool = False, unfinished: int = 0, newcomers: int = 0
     ) -> None:
         self._newcomers = newcomers
         self.log: list[Any] = []
@@ -59,7 +59,8 @@ class Script:
         sync, size = self._worlds.pop(0)
         generation = self.world.generation + 1 if self.world else self._first
         base = self.held if self.held != NO_STATE else (generation, 0)
-        members = [Worker(0, "a", 0), Worker(generation, "a", 1)][: 1 + self._newcomers]
+        new = [Worker(generation + 10 * index, "a", 1 + index) for index in range(self._newcomers)]
+        members = [Worker(0, "a", 0), *new]
         self.world = WorldRecord(generation, tuple(members), sync, base, "a test")
         self.cuts, self.place = 0, (0, size)
         return self.world
@@ -296,8 +297,11 @@ def test_a_disagreement_of_the_ranks_is_the_scripts_but_a_refusal_is_not(begin: 
     assert script.log == [("loss", (1, 0)), ("raised", kind)]
 
 
-def test_a_new_worker_with_another_state_is_a_loss_for_the_others_alone(begin: Any) -> None:
-    script = begin((True, 2), (True, 2), (True, 1), newcomers=True)
+@pytest.mark.parametrize(("newcomers", "named"), [(1, "worker 2"), (2, "one of the workers 2, 12")])
+def test_a_new_worker_with_another_state_is_a_loss_for_the_others_alone(
+    begin: Any, newcomers: int, named: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    script = begin((True, 2), (True, 2), (True, 1), newcomers=newcomers)
     differing = [False, True, False]
 
     class Differing(ObjectState):
@@ -315,7 +319,8 @@ def test_a_new_worker_with_another_state_is_a_loss_for_the_others_alone(begin: A
 
     trained(state, train)
     assert worlds == [1, 3] and script.log == [("orderly", (1, 0)), ("loss", (1, 0)), "finish"]
-    begin((True, 2), newcomers=True)
+    assert [text.partition(" cannot join, ")[0] for text in caplog.messages] == [f"horovod: warning: {named}"]
+    begin((True, 2), newcomers=newcomers)
     differing.append(True)
     with pytest.raises(MismatchError):  # it has nothing that others could do without it
         trained(state, train)

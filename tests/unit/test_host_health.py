@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from horovod.core.temporary_files import memory_file
 from horovod.launcher.host import host_health
 
 
@@ -91,3 +93,22 @@ def test_a_file_that_is_no_program_is_not_asked(root: Path, monkeypatch: pytest.
     (root / "nvidia-smi").touch(mode=0o755)
     monkeypatch.setenv("PATH", str(root))
     assert texts(root) == []
+
+
+def test_a_file_without_a_name_is_made_where_it_is_allowed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As in a container that refuses memfd_create and has no /dev/shm."""
+    make = tempfile.mkstemp
+
+    def refuse(*_: object) -> int:
+        raise PermissionError(errno.EPERM, "not permitted")
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    monkeypatch.setattr(
+        tempfile, "mkstemp", lambda prefix, dir: refuse() if dir == "/dev/shm" else make("", prefix, dir)
+    )
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    descriptor = memory_file("secret")
+    found = os.fstat(descriptor)
+    os.close(descriptor)
+    assert (found.st_nlink, found.st_mode & 0o777, found.st_dev) == (0, 0o600, tmp_path.stat().st_dev)
+    assert list(tmp_path.iterdir()) == []

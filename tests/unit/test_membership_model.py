@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The driver of elastic jobs that ships, in every order in which few workers and few events can come.
 
-tools/mutations.py has seven mistakes in horovod/elastic/decide/membership.py that this must find.
+tools/mutations/python.py has mistakes in horovod/elastic/decide/membership.py that this must find.
 tests/support/elastic_model.py says what the workers do and what must hold. What takes long runs with THOROUGH=1.
 """
 

@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from horovod.launcher.job import supervision
+from horovod.launcher.job.spec import Job
 from horovod.launcher.placement import PLACEMENTS, Placement, PlacementOptions, placement_for
 from horovod.launcher.placement.remote import REMOTE_AGENT_COMMAND, RemotePlacement
 from horovod.world import interpreter
+from horovod.world.network import own_addresses
 
 AGENT = ["env", *REMOTE_AGENT_COMMAND]
 OPTIONS = PlacementOptions()
@@ -32,6 +35,15 @@ def test_the_chosen_way_is_for_other_hosts_alone(name: str) -> None:
     assert at("elsewhere") is placement(name)
     here = at("localhost")
     assert here is not None and here.name == "local"
+
+
+@pytest.mark.parametrize(
+    ("hosts", "local"),
+    [(["localhost"], True), (["localhost", "elsewhere"], False), (["elsewhere"], False), (None, False)],
+)
+def test_ranks_of_this_machine_meet_where_no_other_machine_reaches_them(hosts: list[str] | None, local: bool) -> None:
+    address, addresses = supervision._where_to_meet(Job([], [], "/", {}), hosts)
+    assert (address, addresses) == (("127.0.0.1", []) if local else ("0.0.0.0", own_addresses()))
 
 
 def test_ssh() -> None:
