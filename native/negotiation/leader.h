@@ -11,8 +11,8 @@
 // Under the driver's token, except pending(), which any thread may use. Blocks only in Readers. A failure that a
 // function returns ends the generation. A plain value apart from its ports: the model checks copy it.
 //
-// Parts: LogWriter, RequestMerger, Pending, StallFacts. Files: leader.cc (frames and when to speak), spread.cc (decisions,
-// recalls, names that go).
+// Parts: LogWriter, RequestMerger, Pending, StallFacts. Files: leader.cc (frames and when to speak), spread.cc
+// (decisions, recalls, names that go).
 #pragma once
 
 #include <cstdint>
