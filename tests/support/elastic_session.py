@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import horovod.core as hvd
 from horovod.core.objects import allgather_object
-from horovod.elastic.messages import NO_STATE, StateId, Worker, World
+from horovod.elastic.messages import NO_STATE, StateId, Worker, WorldRecord
 from horovod.elastic.worker import session as sessions
 
 
@@ -22,13 +22,13 @@ class SameRanks:
         self.is_done = False
         self.cuts = 0
         self.held: StateId = NO_STATE
-        self.world: World | None = None
+        self.world: WorldRecord | None = None
         self.log: list[tuple[bool, StateId]] = []
         self.heard: Callable[[int, int], None] | None = None
         self.place = (hvd.rank(), hvd.size())
         self._enter()
 
-    def _enter(self) -> World:
+    def _enter(self) -> WorldRecord:
         hvd.init()
         generation = self.world.generation + 1 if self.world else 1
         held = allgather_object(self.held, name="held")
@@ -37,10 +37,10 @@ class SameRanks:
         was_loss = bool(self.log) and not self.log[-1][0]
         sync = was_loss or len(set(held)) > 1 or NO_STATE in held
         base = held[0] if held[0] != NO_STATE else (generation, 0)
-        self.world, self.cuts = World(generation, members, sync, base, "a test"), 0
+        self.world, self.cuts = WorldRecord(generation, members, sync, base, "a test"), 0
         return self.world
 
-    def join(self, orderly: bool, why: str = "") -> World:
+    def join(self, orderly: bool, why: str = "") -> WorldRecord:
         self.log.append((orderly, self.held))
         hvd.shutdown()
         return self._enter()
