@@ -32,7 +32,6 @@ OPERATORS = {
     "body": "the function returns at once",
     "return": "an empty value",
     "loop": "never entered",
-    "lock": "not taken",
 }
 
 
@@ -113,8 +112,6 @@ def _of_cpp(text: str) -> Found:
         end = _inside(code, one.end() - 1)[1] + 1
         if code[end : end + 2] == " {":
             yield "loop", end + 2, end + 2, " break;"
-    for one in re.finditer(r"(?:const )?std::(?:lock_guard|scoped_lock)\b[^;]*;", code):
-        yield "lock", one.start(), one.end(), ""
 
 
 def _inside(code: str, start: int) -> tuple[int, int]:
@@ -198,8 +195,6 @@ def _of_python(text: str) -> Found:
             yield "return", *span(node.value), "None"
         elif isinstance(node, ast.For):
             yield "loop", *span(node.iter), "()"
-        elif isinstance(node, ast.With) and re.search(r"(lock|condition)$", source(node.items[-1].context_expr)):
-            yield "lock", span(node)[0], span(node.items[-1].context_expr)[1], "if True"
         elif isinstance(node, (ast.Break, ast.Continue)):
             yield "jump", *span(node), SWAPS["jump"][source(node)]
         elif isinstance(node, ast.FunctionDef) and source(node.returns or node).startswith("None"):
