@@ -63,7 +63,8 @@ LATER := lint-clang test-mxnet test-fuzz test-oldest test-jax-oldest
 # nothing is compiled again.
 demo: build/demo/digits .venv/created
 	@$(STEP) "install horovod and torch" env PATH="$$PWD/.venv/bin:$$PATH" \
-	  $(PIP) --no-build-isolation -C build-dir=build/demo/native '.[torch]' '$(TORCH)' $$(cat build/demo/digits)
+	  $(PIP) --no-build-isolation --config-settings build-dir=build/demo/native \
+	  '.[torch]' '$(TORCH)' $$(cat build/demo/digits)
 	.venv/bin/horovodrun -np 2 .venv/bin/python examples/01_torch_mnist/train.py
 
 # Empty, or the package whose digits take the place of MNIST's; looked for anew each time.
@@ -187,8 +188,9 @@ lint-kernels: .venv-lint/created
 	@$(STEP) "GPU kernels assemble" $(LINT_BIN)/python tools/assemble-kernels
 
 # The library, the native tests and the wheel come from one build folder, one after the other; `make check-all` builds the wheel as a user does, from
-# nothing. pip takes no wheel of a version that is there already.
-NATIVE_BUILD := --no-build-isolation -C build-dir=build/native -C cmake.define.HVD_BUILD_TESTS=ON
+# nothing. pip takes no wheel of a version that is there already. (-C is not an option of Debian 12's pip.)
+NATIVE_BUILD := --no-build-isolation --config-settings build-dir=build/native \
+  --config-settings cmake.define.HVD_BUILD_TESTS=ON
 
 wheel: native
 	@rm -rf build/dist
