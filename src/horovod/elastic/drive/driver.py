@@ -219,7 +219,7 @@ class Driver:
                 self._tell(number, message)
             case Blacklist(place, failures):
                 assert isinstance(event, Ended)
-                self._withhold(place, failures, f"worker {event.worker} on {place[0]} {event.how}; ")
+                self._blacklist(place, failures, f"worker {event.worker} on {place[0]} {event.how}; ")
             case End(outcome, text):
                 self._launcher.over(outcome, text)
 
@@ -273,7 +273,7 @@ class Driver:
             self.losses.append(record.reason)
         self._is_lost = False
 
-    def _withhold(self, place: Place, failures: int, cause: str) -> None:
+    def _blacklist(self, place: Place, failures: int, cause: str) -> None:
         host, slot = place
         if slot != WHOLE_HOST:
             seconds: float | None = min(_REFILL_S * 2 ** (failures - 1), _REFILL_MOST_S)
