@@ -278,7 +278,7 @@ WRONG = {
     "text": (lambda hvd, x: hvd.allreduce("text"), "expected a jax.Array, or a pytree of such, got str"),
     "list": (lambda hvd, x: hvd.grouped_allreduce(x), "takes a list of tensors"),
     "compression": (lambda hvd, x: hvd.allreduce(x, compression="fp16"), "hint: hvd.Compression.fp16"),
-    "bool": (lambda hvd, x: hvd.allreduce(x > 0), "a bool tensor has Min"),
+    "bool": (lambda hvd, x: hvd.allreduce(x > 0), "bool tensors: expected op Min"),
     "parameters": (lambda hvd, x: hvd.broadcast_parameters(x), "cannot be part of a compiled function"),
     "join": (lambda hvd, x: hvd.join(), "join cannot be part of a function that JAX compiles"),
     "removal": (

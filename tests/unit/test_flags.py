@@ -86,7 +86,7 @@ def test_flags_of_elastic_jobs_that_do_not_fit_together(given: str, said: str) -
 
 def test_mpi_moves_no_data_of_elastic_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOROVOD_TRANSPORT", "mpi")
-    with pytest.raises(ValueError, match="HOROVOD_TRANSPORT=mpi is nothing for an elastic job"):
+    with pytest.raises(ValueError, match="HOROVOD_TRANSPORT=mpi cannot be used in elastic jobs"):
         ready("-np", "2", "--min-np", "1")
 
 

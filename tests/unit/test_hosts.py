@@ -50,7 +50,9 @@ def test_an_empty_list_of_hosts_is_an_error(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["a:2,", "a:2,,b:2", ",a:2", ","])
 def test_a_comma_without_a_host_is_named(text: str) -> None:
-    with pytest.raises(HostsError, match=f"-H {text}: a comma has no host beside it\nhint: leave the comma out"):
+    with pytest.raises(
+        HostsError, match=f"-H {text}: an entry is empty\nhint: leave out a comma at an end, or one of two"
+    ):
         parse_hosts(text)
 
 

@@ -261,7 +261,7 @@ def library() -> ctypes.CDLL:
     if not path.exists():
         raise exceptions.NativeCoreError(
             f"Horovod's native core is missing: {path} does not exist\n"
-            "hint: `pip install .` builds it; a source tree on PYTHONPATH alone has none"
+            "hint: `pip install .` builds it; a source tree has no built core"
         )
     try:
         opened = ctypes.CDLL(str(path))

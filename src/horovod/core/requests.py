@@ -195,7 +195,7 @@ def check_tensors(kind: int, label: str, metas: Metas) -> None:
         if len(shape) > native.MAX_DIMENSIONS:
             raise InvalidRequestError(f"expected at most {native.MAX_DIMENSIONS} dimensions, got {len(shape)}")
         if kind in (ALLGATHER, ALLTOALL, REDUCESCATTER) and not shape:
-            raise InvalidRequestError(f"{label} goes by rows: expected at least one dimension, got a 0-d tensor")
+            raise InvalidRequestError(f"{label} needs rows: expected at least one dimension, got a 0-d tensor")
         assert 0 <= dtype <= BOOL
 
 
@@ -214,7 +214,8 @@ def check_reduction(kind: int, op: Any, dtypes: Sequence[int]) -> None:
             raise InvalidRequestError(f"op=Adasum is for floating-point tensors, got {native.DTYPE_NAMES[dtype]}")
         if dtype == BOOL and op not in (Min, Max):
             raise InvalidRequestError(
-                f"a bool tensor has Min (and) and Max (or), got op={native.OP_NAMES[op]}\nhint: cast it to an integer"
+                f"bool tensors: expected op Min (and) or Max (or), got op={native.OP_NAMES[op]}\n"
+                "hint: cast it to an integer"
             )
 
 

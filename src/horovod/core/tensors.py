@@ -88,7 +88,7 @@ def check_complex(op: Any) -> None:
     if op not in (None, native.Average, native.Sum):
         name = native.OP_NAMES[op] if op in range(len(native.OP_NAMES)) else repr(op)
         raise NotImplementedError(
-            f"a complex tensor has Average and Sum, got op={name}\nhint: reduce its real and its imaginary part"
+            f"complex tensors: expected op Average or Sum, got op={name}\nhint: reduce its real and its imaginary part"
         )
 
 
@@ -108,7 +108,7 @@ def check_rows(adapter: Adapter[Any], label: str, tensors: Sequence[Any], staged
 def check_complex_rows(label: str, shape: Sequence[int]) -> None:
     """Raises InvalidRequestError for a complex number alone, which would travel as two rows."""
     if not shape:
-        raise InvalidRequestError(f"{label} goes by rows: expected at least one dimension, got a 0-d tensor")
+        raise InvalidRequestError(f"{label} needs rows: expected at least one dimension, got a 0-d tensor")
 
 
 def unsupported_dtype(seen: object) -> InvalidRequestError:

@@ -176,8 +176,8 @@ class _Plan:
         elastic = is_elastic(options)
         if elastic and self._controller != "gloo":
             raise UsageError(
-                f"--{self._controller} starts all processes at once and cannot replace one; elastic jobs need "
-                "horovodrun's own way\nhint: leave the flag out"
+                f"--{self._controller} starts all processes at once and cannot replace one; in elastic jobs "
+                "horovodrun must start them itself\nhint: leave the flag out"
             )
         hosts = None if options.host_discovery_script else choose_hosts(options, self._environment)
         self.said_of_hosts = _words(hosts) if hosts else (f"hosts from {options.host_discovery_script}",)

@@ -245,4 +245,4 @@ def reduction_attributes(how: Reduction, tensors: Sequence[tf.Tensor], kind: int
 def check_rows(label: str, tensors: Sequence[tf.Tensor]) -> None:
     """Raises if a tensor has no rows."""
     if any(tensor.shape.rank == 0 for tensor in tensors):
-        raise InvalidRequestError(f"{label} goes by rows: expected at least one dimension, got a 0-d tensor")
+        raise InvalidRequestError(f"{label} needs rows: expected at least one dimension, got a 0-d tensor")

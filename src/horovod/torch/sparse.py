@@ -35,10 +35,12 @@ class SparseReduction:
                 seen = tensor.layout if isinstance(tensor, Tensor) else type(tensor).__name__
                 raise TypeError(f"expected a sparse COO tensor, got {seen}")
             if op == Adasum:
-                raise NotImplementedError("a sparse tensor has Average and Sum, got op=Adasum")
+                raise NotImplementedError("sparse tensors: expected op Average or Sum, got op=Adasum")
             if op not in (Average, Sum):
                 known = isinstance(op, int) and 0 <= op < len(OP_NAMES)
-                raise ValueError(f"a sparse tensor has Average and Sum, got op={OP_NAMES[op] if known else repr(op)}")
+                raise ValueError(
+                    f"sparse tensors: expected op Average or Sum, got op={OP_NAMES[op] if known else repr(op)}"
+                )
         except (TypeError, ValueError, NotImplementedError) as error:
             collectives.refuse(label, name, error, process_set)
         contexts.note_gradients()

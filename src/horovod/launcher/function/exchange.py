@@ -83,7 +83,7 @@ def bring_answer(address: str, port: int, secret: bytes, rank: int, answer: byte
         connection.sendall(_LENGTH.pack(len(answer)))
         connection.sendall(answer)
         if connection.recv(1) != _TAKEN:
-            raise ChannelError(f"horovod.run at {address}:{port} did not take the answer of rank {rank}")
+            raise ChannelError(f"horovod.run at {address}:{port} did not accept the result of rank {rank}")
 
 
 def _connected(address: str, port: int, secret: bytes, request: dict[str, object]) -> socket.socket:

@@ -164,7 +164,7 @@ def _most_workers(plan: ElasticPlan) -> int:
     most = plan.rules.max_np or sum(slots for _, slots in plan.hosts)
     if not most:
         raise ValueError(
-            "horovod.run: max_np (max_num_proc) is missing: with a host discovery script nothing else says how many "
+            "horovod.run: max_np (max_num_proc) is missing: with a host discovery script, nothing else says how many "
             "results there may be"
         )
     return most

@@ -377,7 +377,7 @@ class ElasticJob(Supervision):
         try:
             self._driver.reports(unpacked_report(word, worker))
         except WordError as error:
-            self.warn(f"worker {worker} said what is not understood: {error}")
+            self.warn(f"worker {worker} sent a message that cannot be read: {error}")
 
     # LauncherPort
 

@@ -59,7 +59,7 @@ def check_not_by_mpi(transport: str) -> None:
 
     if transport in BY_MPI:
         raise UsageError(
-            f"HOROVOD_TRANSPORT={transport} is nothing for an elastic job: MPI cannot replace a process that was lost\n"
+            f"HOROVOD_TRANSPORT={transport} cannot be used in elastic jobs: MPI cannot replace a lost process\n"
             "hint: unset HOROVOD_TRANSPORT"
         )
 
@@ -131,7 +131,7 @@ def check_timeline(name: str) -> None:
     except OSError as error:
         raise UsageError(
             f"--timeline-filename {name}: {error.strerror}\n"
-            "hint: it names a file in a folder that exists and can be written to"
+            "hint: give a file in a folder that exists and can be written to"
         ) from None
     if not there:
         path.unlink()

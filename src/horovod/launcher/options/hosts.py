@@ -67,7 +67,7 @@ def parse_hosts(text: str) -> list[Host]:
     hosts = []
     for entry in map(str.strip, text.split(",")):
         if not entry:
-            raise HostsError(f"-H {text}: a comma has no host beside it\nhint: leave the comma out")
+            raise HostsError(f"-H {text}: an entry is empty\nhint: leave out a comma at an end, or one of two")
         match = _HOST.fullmatch(entry)
         slots = int(match["slots"] or 1) if match else 0
         if match is None or slots == 0:
