@@ -206,7 +206,8 @@ void StallReport::tell(const std::string& report, std::vector<int> asked, bool c
   told_ns_ = now_ns();
   warn("stall: " + report + stacks_in_words(leader_.facts().stacks(), asked) +
            "\nhint: every rank must call the same collectives; look for " +
-           (crossed ? "a branch on the rank, or models that differ: ranks wait for each other in different calls"
+           (crossed ? "a branch on the rank, unequal numbers of steps, or models that differ: ranks wait for each "
+                      "other in different calls"
                     : "a branch on the rank, uneven data, or a rank that is slow") +
            "\nmore: horovodrun --explain stall",
        settings_.log_time);

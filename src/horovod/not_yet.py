@@ -18,6 +18,9 @@ __all__ = ["MODULES", "announce", "missing"]
 MODULES = frozenset(("horovod.ray", "horovod.spark"))
 
 
+_HINT = "\nhint: import a framework's package, for example `import horovod.torch as hvd`"
+
+
 def _text(module: str) -> str:
     return (
         f"{module} is not in this version\n"
@@ -49,6 +52,6 @@ def missing(package: str, name: str) -> AttributeError:
     return AttributeError(
         f"{_text(module)}\n{explain_command(NotInThisVersionError.code)}"
         if module in MODULES
-        else f"module {package!r} has no attribute {name!r}",
+        else f"module {package!r} has no attribute {name!r}" + (_HINT if package == "horovod" else ""),
         name=name,
     )
