@@ -238,7 +238,7 @@ def test_a_wrong_file_is_not_used_and_every_way_that_was_tried_is_named(
 def test_make_demo_looks_for_the_digits_before_it_compiles_and_keeps_what_it_has_compiled() -> None:
     made = subprocess.run(["make", "-n", "demo"], cwd=EXAMPLES.parent, capture_output=True, text=True, check=True)
     steps = made.stdout
-    assert 0 < steps.index("common/mnist.py") < steps.index("-C build-dir=build/demo/native")
+    assert 0 < steps.index("common/mnist.py") < steps.index("--config-settings build-dir=build/demo/native")
 
 
 def test_without_any_digits_one_rank_says_so_once_and_python_alone_can_tell_before(
