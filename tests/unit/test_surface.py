@@ -254,6 +254,13 @@ def test_a_module_that_is_not_there_yet_says_so(module: str) -> None:
         exec("import horovod.nowhere")
 
 
+def test_horovod_alone_says_which_package_to_import() -> None:
+    with pytest.raises(
+        AttributeError, match="has no attribute 'init'\nhint: import a framework's package, .*horovod.torch"
+    ):
+        _ = horovod.init
+
+
 def test_before_init_the_queries_about_the_build_answer() -> None:
     """In a process of its own: another test may have called init in this one."""
     code = (

@@ -279,8 +279,7 @@ def _without_init(size: int, is_horovods: bool) -> str:
     return (
         f"no rank has called init in this job: if the command uses Horovod, its {size} processes have run alone\n"
         "hint: call hvd.init() in a script that uses Horovod. A wrapper that drops variables hides the job from the "
-        "script: no env -i, sudo -E, su -m; into a "
-        "container pass all HOROVOD_* variables"
+        "script: no env -i, sudo -E, su -m; into a container pass all HOROVOD_* variables"
     )
 
 
