@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "negotiation/names.h"
+#include "negotiation/point_to_point.h"
 #include "platform/clock.h"
 #include "platform/fault_point.h"
 
@@ -52,7 +53,7 @@ Status Calls::enter(const SubmissionPtr& submission, Member::Announcement* annou
     return {};
   }
   if (!member_.knows(prepared.entry)) prepared.entry = member_.find_or_add(set.number, prepared.name);
-  if (member_.is_duplicate(prepared.entry)) {
+  if (member_.is_duplicate(prepared.entry) && !is_point_to_point(prepared.descriptor.kind)) {
     return {HVD_DUPLICATE_NAME, "rank " + std::to_string(map_.rank) + " submitted " + quote_name(prepared.name) +
                                     " while an operation of that name is in flight on it\nhint: wait for the first, "
                                     "or give the second another name"};
@@ -196,6 +197,49 @@ Status Calls::find_set(int32_t number, std::shared_ptr<ProcessSet>* out) {
   }
   *out = found->second;
   return {};
+}
+
+std::shared_ptr<ProcessSet> Calls::pair_with(int rank) {
+  const std::lock_guard lock(mutex_);
+  return find_or_add_pair(rank);
+}
+
+std::shared_ptr<ProcessSet> Calls::find_or_add_pair(int rank) {
+  std::shared_ptr<ProcessSet>& pair = pairs_[pair_of(rank, map_.rank)];
+  if (pair == nullptr) {
+    pair = std::make_shared<ProcessSet>();
+    pair->number = pair_of(rank, map_.rank);
+    pair->ranks = ranks_of_pair(pair->number);
+    pair->member = pair->member_of(map_.rank);
+    pair->topology = map_.topology.among(pair->ranks);
+    member_.add_set(pair->number);
+  }
+  return pair;
+}
+
+void Calls::open_pairs(const ProcessSet& set) {
+  const std::lock_guard lock(mutex_);
+  for (const int rank : set.ranks) {
+    if (rank != map_.rank) find_or_add_pair(rank);
+  }
+}
+
+std::vector<std::shared_ptr<ProcessSet>> Calls::pairs() {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::shared_ptr<ProcessSet>> all;
+  for (const auto& [number, pair] : pairs_) all.push_back(pair);
+  return all;
+}
+
+// It had a name of its own, and now is the other end of its sender's call.
+SubmissionPtr Calls::with_sender(const Member::Applied& ready) {
+  SubmissionPtr submission = submission_of(ready.call);
+  auto prepared = std::make_shared<Prepared>(*submission->prepared);
+  Descriptor::decode(ready.descriptor, &prepared->descriptor);
+  prepared->descriptor.kind = HVD_SEND;
+  prepared->set = pair_with(prepared->descriptor.root_rank);
+  submission->prepared = std::move(prepared);
+  return submission;
 }
 
 bool Calls::has_set(int32_t number) {

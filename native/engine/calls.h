@@ -45,6 +45,11 @@ class Calls {
 
   // The set that takes calls under this number.
   Status find_set(int32_t number, std::shared_ptr<ProcessSet>* out);
+  // The set of this rank and another one, for messages between them.
+  std::shared_ptr<ProcessSet> pair_with(int rank);
+  // Before a receive from any rank of the set.
+  void open_pairs(const ProcessSet& set);
+  std::vector<std::shared_ptr<ProcessSet>> pairs();
   bool has_set(int32_t number);
   std::optional<int32_t> number_of(const std::vector<int32_t>& ranks);
 
@@ -52,6 +57,8 @@ class Calls {
   Status apply(Record record, Member::Applied* out);
   // The contribution of this rank, which has joined, to an entry that is ready. Null if zeros will not do.
   SubmissionPtr zeros_for(const Member::Applied& ready);
+  // A receive from any rank, once a message has been given to it.
+  SubmissionPtr with_sender(const Member::Applied& ready);
   void all_have_joined(const SubmissionPtr& join, uint32_t last_rank);
   // The end of a call, in three steps. leave(): its name is free for the next call. end(): its caller is told. say():
   // the others are told of the call that has begun in its place.
@@ -82,6 +89,7 @@ class Calls {
  private:
   void say_join();
   // These with the mutex.
+  std::shared_ptr<ProcessSet> find_or_add_pair(int rank);
   Status refuse_if_over();
   Member::Announcement give_to_member(EntryRef entry, const SubmissionPtr& submission);
   void set_blocked(bool blocked);
@@ -97,6 +105,7 @@ class Calls {
 
   std::mutex mutex_;
   std::map<int32_t, std::shared_ptr<ProcessSet>> sets_;  // by number; changed under the token as well
+  std::map<int32_t, std::shared_ptr<ProcessSet>> pairs_;
   Member member_;
   std::thread::id waiter_;  // the last thread that has submitted what it waits for
   bool has_several_waiters_ = false;

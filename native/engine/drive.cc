@@ -142,6 +142,9 @@ void Engine::apply(Record record) {
     case Member::Applied::What::kZeros:
       runner_->open(calls_->zeros_for(applied));
       return;
+    case Member::Applied::What::kReceives:
+      runner_->open(calls_->with_sender(applied));
+      return;
     case Member::Applied::What::kFailed:
       calls_->complete(submission_of(std::move(applied.call)), applied.status);
       return;

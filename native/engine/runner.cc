@@ -91,7 +91,8 @@ void Runner::go_on() {
   while (failure.ok() && running_.next < running_.batches.size()) {
     const Batch& batch = running_.batches[running_.next];
     bool ready = true;
-    failure = await_inputs(batch, &ready);
+    failure = connect_pair(batch);
+    if (failure.ok()) failure = await_inputs(batch, &ready);
     suspended_.store(failure.ok() && !ready);
     if (suspended_.load()) return;
     if (failure.ok()) failure = run_next(batch);
@@ -247,6 +248,7 @@ void Runner::drop_communicators(bool in_order) {
 void Runner::drop_host_communicators() {
   const std::lock_guard lock(communicator_mutex_);
   for (const auto& [number, set] : calls_.sets()) set->communicator.reset();
+  for (const std::shared_ptr<ProcessSet>& pair : calls_.pairs()) pair->communicator.reset();
   data_links_.reset();
 }
 

@@ -75,6 +75,10 @@ class Runner {
   void launched(const SubmissionPtr& submission);
   bool look_at_launched();
 
+  // pairs.cc
+  Status connect_pair(const Batch& batch);
+  Status map_pair(ProcessSet* pair);
+
   // process_sets.cc
   Status run_add_process_set(Submission* submission);
   Status run_remove_process_set(Submission* submission);

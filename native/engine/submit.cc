@@ -9,6 +9,7 @@
 #include "collectives/adasum.h"
 #include "engine/submitter.h"
 #include "negotiation/names.h"
+#include "negotiation/point_to_point.h"
 
 namespace hvd {
 
@@ -83,10 +84,12 @@ Status check_addresses(const Prepared& prepared, const std::vector<const void*>&
     return invalid(describe(rank, prepared.name, kind) + ": expected an " + end + " for tensor " +
                    std::to_string(i + 1) + " of " + std::to_string(prepared.tensors.size()) + ", got NULL");
   };
+  const bool sends = kind == HVD_SEND && prepared.descriptor.root_rank == rank;
+  const bool receives = is_point_to_point(kind) && !sends;
   for (size_t i = 0; i < prepared.tensors.size(); ++i) {
     if (prepared.tensors[i].count() == 0) continue;
-    if (inputs.empty() || inputs[i] == nullptr) return missing(i, "input");
-    if (is_ragged(kind)) continue;
+    if (!receives && (inputs.empty() || inputs[i] == nullptr)) return missing(i, "input");
+    if (sends || (is_ragged(kind) && prepared.output_bytes[i] == 0)) continue;
     const bool is_empty = kind == HVD_REDUCESCATTER &&
                           rows_of_member(prepared.tensors[i].shape[0], prepared.set->size(), prepared.set->member) == 0;
     if (!is_empty && (outputs.empty() || outputs[i] == nullptr)) return missing(i, "output");
@@ -94,12 +97,34 @@ Status check_addresses(const Prepared& prepared, const std::vector<const void*>&
   return {};
 }
 
+// The other rank of a message.
+Status check_peer(const hvd_request& request, const ProcessSet& set, const std::string& what) {
+  const int peer = request.root_rank;
+  if (request.kind == HVD_RECEIVE && peer == -1) return {};
+  const char* const words = request.kind == HVD_SEND ? "send to" : "receive from";
+  if (set.member_of(peer) < 0) {
+    return invalid(what + ": expected a rank to " + words + " among the ranks " +
+                   describe_shape({set.ranks.begin(), set.ranks.end()}) + set.in_words() + ", got " +
+                   std::to_string(peer));
+  }
+  if (set.ranks[static_cast<size_t>(set.member)] == peer) {
+    return invalid(what + ": a rank cannot " + words + " itself\nhint: copy the tensor");
+  }
+  if (set.ranks.back() >= kMaxRanksOfPairs) {
+    return invalid(what + ": send and receive are for jobs of at most " + std::to_string(kMaxRanksOfPairs) + " ranks");
+  }
+  return {};
+}
+
 Status check_request(const hvd_request& request, const ProcessSet& set, const std::string& what) {
-  if (request.kind < HVD_ALLREDUCE || request.kind > HVD_REDUCESCATTER) return invalid(what + ": unknown operation");
+  if (request.kind < HVD_ALLREDUCE || (request.kind > HVD_REDUCESCATTER && !is_point_to_point(static_cast<hvd_kind>(request.kind)))) {
+    return invalid(what + ": unknown operation");
+  }
+  const bool takes_one = request.kind == HVD_ALLTOALL || is_point_to_point(static_cast<hvd_kind>(request.kind));
   if ((request.kind == HVD_BARRIER) != (request.ntensors == 0) ||
-      (request.kind == HVD_ALLTOALL && request.ntensors != 1)) {
+      (takes_one && request.ntensors != 1)) {
     const char* const expected = request.kind == HVD_BARRIER ? "no tensor" : "one tensor or more";
-    return invalid(what + ": expected " + (request.kind == HVD_ALLTOALL ? "one tensor" : expected) + ", got " +
+    return invalid(what + ": expected " + (takes_one ? "one tensor" : expected) + ", got " +
                    std::to_string(request.ntensors));
   }
   if (reduces(static_cast<hvd_kind>(request.kind)) && (request.op < HVD_AVERAGE || request.op > HVD_PRODUCT ||
@@ -115,6 +140,7 @@ Status check_request(const hvd_request& request, const ProcessSet& set, const st
                    describe_shape({set.ranks.begin(), set.ranks.end()}) + set.in_words() + ", got " +
                    std::to_string(request.root_rank));
   }
+  if (is_point_to_point(static_cast<hvd_kind>(request.kind))) HVD_RETURN_IF_ERROR(check_peer(request, set, what));
   if (request.place != HVD_ON_HOST && request.place != HVD_ON_CUDA) {
     return invalid(what + ": unknown place " + std::to_string(request.place));
   }
@@ -157,11 +183,13 @@ Status Submitter::prepare(const hvd_request& request, std::shared_ptr<const Prep
   descriptor.prescale = reduction ? request.prescale : 1.0;
   descriptor.postscale = reduction ? request.postscale : 1.0;
   descriptor.root_rank = request.kind == HVD_BROADCAST ? request.root_rank : -1;
+  if (is_point_to_point(descriptor.kind)) address(request, prepared.get());
   for (uint32_t i = 0; i < request.ntensors; ++i) {
     const hvd_tensor& tensor = request.tensors[i];
     TensorSpec spec{static_cast<DataType>(tensor.dtype), {tensor.shape, tensor.shape + tensor.ndim}};
     prepared->total_bytes += static_cast<uint64_t>(spec.count()) * element_size(spec.dtype);
     prepared->tensors.push_back(spec);
+    prepared->output_bytes.push_back(is_ragged(descriptor.kind) ? tensor.output_bytes : 0);
     if (is_ragged(descriptor.kind)) spec.shape[0] = 0;
     descriptor.tensors.push_back(std::move(spec));
   }
@@ -177,6 +205,25 @@ Status Submitter::prepare(const hvd_request& request, std::shared_ptr<const Prep
     return invalid(what + ": the group has too many tensors");
   *out = std::move(prepared);
   return {};
+}
+
+// A message meets its other end in their pair. A receive from any rank waits in the set until it is given a sender.
+void Submitter::address(const hvd_request& request, Prepared* prepared) {
+  Descriptor& descriptor = prepared->descriptor;
+  if (request.root_rank < 0) {
+    calls_.open_pairs(*prepared->set);
+    descriptor.root_rank = request.tag;
+    prepared->name = name_of_receive(map_.rank, request.tag);
+    return;
+  }
+  const bool sends = request.kind == HVD_SEND;
+  const Message message{sends ? map_.rank : request.root_rank, sends ? request.root_rank : map_.rank,
+                        request.process_set, request.tag};
+  prepared->set = calls_.pair_with(request.root_rank);
+  prepared->name = name_of_message(message);
+  descriptor.kind = HVD_SEND;
+  descriptor.process_set = prepared->set->number;
+  descriptor.root_rank = message.from;
 }
 
 Status Submitter::find_set_for_use(int32_t number, const std::string& what, std::shared_ptr<ProcessSet>* out) {

@@ -52,6 +52,7 @@ class Submitter {
   void release(hvd_handle handle) { handles_.release(handle); }
 
  private:
+  void address(const hvd_request& request, Prepared* prepared);
   Status find_set_for_use(int32_t number, const std::string& what, std::shared_ptr<ProcessSet>* out);
   Status submit_set_change(Descriptor descriptor, const char* name, hvd_handle* handle);
   Status checked_for_all(Status status, const std::string& name);

@@ -45,7 +45,18 @@ Status impossible_rows(int rank, int64_t rows, int64_t row_bytes) {
 
 }  // namespace
 
-Status Execution::allocate(int64_t bytes, const Carrier& carrier, Gathered* result) const {
+Status Execution::allocate(int64_t bytes, const Carrier& carrier, Submission* submission, size_t tensor,
+                           Gathered* result) const {
+  const int64_t given = submission->prepared->output_bytes[tensor];
+  if (given > 0 && given == bytes && submission->on_device == nullptr) {
+    result->given = static_cast<std::byte*>(submission->outputs[tensor]);
+    return {};
+  }
+  if (given > 0 && given != bytes && submission->outcome.ok()) {  // the other ranks go on, so this one takes part
+    const Prepared& prepared = *submission->prepared;
+    submission->outcome = invalid(describe(rank_, prepared.name, prepared.descriptor.kind) + ": expected an output of " +
+                                  std::to_string(bytes) + " bytes, got " + std::to_string(given) + " bytes");
+  }
   if (carrier.allocate != nullptr) HVD_RETURN_IF_ERROR(carrier.allocate(static_cast<size_t>(bytes), result));
   if (result->memory() != nullptr) return {};
   result->data.reset(new (std::nothrow) std::byte[static_cast<size_t>(bytes)]);
@@ -79,6 +90,8 @@ Status Execution::run(const Batch& batch, const std::vector<SubmissionPtr>& clos
       return run_reducescatter(batch, closed, *carrier.communicator);
     case HVD_BROADCAST:
       return run_broadcast(*closed[batch.entry], *carrier.communicator);
+    case HVD_SEND:
+      return run_message(closed[batch.entry].get(), *carrier.communicator);
     case HVD_ALLGATHER:
       return run_allgather(closed[batch.entry].get(), carrier);
     case HVD_ALLTOALL:
@@ -153,6 +166,23 @@ Status Execution::run_broadcast(const Submission& submission, Communicator& by) 
   return by.broadcast(slices, 1, set.member_of(submission.prepared->descriptor.root_rank));
 }
 
+// Each of the two members has one end of the tensor.
+Status Execution::run_message(Submission* submission, Communicator& by) {
+  const TensorSpec& tensor = submission->prepared->tensors[0];
+  const ProcessSet& set = *submission->prepared->set;
+  const int root = submission->prepared->descriptor.root_rank;
+  const int64_t length = tensor.count() * static_cast<int64_t>(element_size(tensor.dtype));
+  Gathered result;
+  result.rows.push_back(root);
+  submission->results.push_back(std::move(result));
+  if (length == 0) return {};
+  auto* const own = static_cast<std::byte*>(root == rank_ ? const_cast<void*>(submission->inputs[0])  // NOLINT
+                                                          : submission->outputs[0]);
+  const Slice slice{own, own, length};
+  count_bytes(length);
+  return by.broadcast({&slice, 1}, 1, set.member_of(root));
+}
+
 // Rows first, since they may differ by rank; then each tensor of the group.
 Status Execution::run_allgather(Submission* submission, const Carrier& carrier) {
   const std::vector<TensorSpec>& tensors = submission->prepared->tensors;
@@ -185,7 +215,7 @@ Status Execution::run_allgather(Submission* submission, const Carrier& carrier) 
         return impossible_rows(set.ranks[member], rows_there, row_bytes);
       }
     }
-    HVD_RETURN_IF_ERROR(allocate(total_bytes, carrier, &result));
+    HVD_RETURN_IF_ERROR(allocate(total_bytes, carrier, submission, i, &result));
     if (total_bytes > 0) {
       HVD_RETURN_IF_ERROR(carrier.communicator->allgather(submission->inputs[i], bytes_of_member, result.memory()));
       count_bytes(total_bytes);
@@ -222,7 +252,7 @@ Status Execution::run_alltoall(Submission* submission, const Carrier& carrier) {
       return impossible_rows(set.ranks[from], result.rows.back(), row_bytes);
     }
   }
-  HVD_RETURN_IF_ERROR(allocate(received_bytes, carrier, &result));
+  HVD_RETURN_IF_ERROR(allocate(received_bytes, carrier, submission, 0, &result));
   HVD_RETURN_IF_ERROR(carrier.communicator->alltoall(submission->inputs[0], bytes, result.memory()));
   count_bytes(received_bytes);
   submission->results.push_back(std::move(result));

@@ -24,7 +24,8 @@ namespace hvd {
 // Moves a batch's data.
 struct Carrier {
   Communicator* communicator;
-  // The memory of a result whose size the other ranks decide. Null, or if it gives none: the heap's.
+  // The memory of a result whose size the other ranks decide, if the caller gave none. Null, or if it gives none: the
+  // heap's.
   std::function<Status(size_t bytes, Gathered* result)> allocate;
 };
 
@@ -49,10 +50,11 @@ class Execution {
  private:
   Status run_allreduce(const Batch& batch, const std::vector<SubmissionPtr>& closed, Communicator& by);
   Status run_broadcast(const Submission& submission, Communicator& by);
+  Status run_message(Submission* submission, Communicator& by);
   Status run_reducescatter(const Batch& batch, const std::vector<SubmissionPtr>& closed, Communicator& by);
   Status run_allgather(Submission* submission, const Carrier& carrier);
   Status run_alltoall(Submission* submission, const Carrier& carrier);
-  Status allocate(int64_t bytes, const Carrier& carrier, Gathered* result) const;
+  Status allocate(int64_t bytes, const Carrier& carrier, Submission* submission, size_t tensor, Gathered* result) const;
   void count_largest(const Batch& batch, const std::vector<SubmissionPtr>& closed);
   void count_bytes(int64_t bytes) { counts_.bytes.fetch_add(static_cast<uint64_t>(bytes), std::memory_order_relaxed); }
 

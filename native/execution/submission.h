@@ -30,6 +30,7 @@ struct Prepared {
   std::string bytes;                // the descriptor as it is compared and sent
   std::vector<TensorSpec> tensors;  // with the true dimension 0 of a ragged operation's input
   std::vector<int64_t> splits;      // alltoall: rows for each member
+  std::vector<int64_t> output_bytes;  // of each tensor: of the caller's memory for a result of unknown size; or 0
   uint64_t total_bytes = 0;
   std::shared_ptr<ProcessSet> set;
   cuda::Device* device = nullptr;  // null: the tensors lie in host memory
@@ -44,6 +45,7 @@ struct Prepared {
 // row.
 struct Gathered {
   ExchangedBytes data;
+  std::byte* given = nullptr;  // in place of it: the caller's memory
   // In place of it: of tensors on a GPU that went through host memory, or that a GPU's communicator brought.
   cuda::Staging staged;
   cuda::DeviceMemory on_device;
@@ -51,6 +53,7 @@ struct Gathered {
   std::vector<int64_t> rows;
 
   std::byte* memory() const {
+    if (given != nullptr) return given;
     if (data != nullptr) return data.get();
     return staged.data() != nullptr ? staged.data() : on_device.data();
   }

@@ -32,6 +32,7 @@ struct Segment::Layout {
     errors = take(sizeof(SharedText) * kMaxEntries);
     rings = take(sizeof(RequestRing) * local_size);
     stacks = take(sizeof(StackPage) * local_size);
+    pairs = take(sizeof(uint64_t) * local_size * (local_size - 1) / 2);
     arena = take(kArenaBytes);
     transport = take(0);
   }
@@ -42,7 +43,7 @@ struct Segment::Layout {
            sizeof(StackPage) * 257 + kMaxEntries * 7 + kLogSlots * 17 + kRingBytes + kArenaBytes;
   }
 
-  size_t header, ranks, rows, cells, log, definitions, errors, rings, stacks, arena, transport;
+  size_t header, ranks, rows, cells, log, definitions, errors, rings, stacks, pairs, arena, transport;
 
  private:
   size_t take(size_t bytes) {
@@ -137,6 +138,7 @@ Status Segment::create(uint64_t generation, uint32_t local_size, size_t transpor
   header.layout = Layout::fingerprint();
   header.generation = generation;
   header.local_size = local_size;
+  header.areas_end.store(bytes);
   return {};
 }
 
@@ -198,6 +200,7 @@ Segment::Segment(int memfd, std::byte* base, size_t bytes, uint32_t local_size)
   errors_ = reinterpret_cast<SharedText*>(base + layout.errors);
   rings_ = reinterpret_cast<RequestRing*>(base + layout.rings);
   stacks_ = reinterpret_cast<StackPage*>(base + layout.stacks);
+  pairs_ = reinterpret_cast<std::atomic<uint64_t>*>(base + layout.pairs);
   arena_ = base + layout.arena;
   transport_area_ = base + layout.transport;
 }
@@ -209,12 +212,10 @@ Segment::~Segment() {
 
 Status Segment::take_area(size_t bytes, uint64_t* offset) {
   bytes = (bytes + kPage - 1) / kPage * kPage;
+  const std::lock_guard lock(areas_mutex_);
   const auto fits = [&](const Area& area) { return !area.taken && area.bytes == bytes; };
   auto area = std::find_if(areas_.begin(), areas_.end(), fits);
-  if (area == areas_.end()) {
-    const uint64_t end = areas_.empty() ? bytes_ : areas_.back().offset + areas_.back().bytes;
-    area = areas_.insert(areas_.end(), {end, bytes, false});
-  }
+  if (area == areas_.end()) area = areas_.insert(areas_.end(), {header_->areas_end.fetch_add(bytes), bytes, false});
   // Makes the file longer where the area is new, and fills the hole where it was given back.
   if (const int error = allocate(memfd_, area->offset, area->bytes); error != 0) {
     errno = error;
@@ -226,6 +227,7 @@ Status Segment::take_area(size_t bytes, uint64_t* offset) {
 }
 
 void Segment::release_area(uint64_t offset) {
+  const std::lock_guard lock(areas_mutex_);
   for (Area& area : areas_) {
     if (area.offset != offset || !area.taken) continue;
     // If the hole cannot be punched, the area would not be zeros when it is taken again. It then stays taken for good.

@@ -64,6 +64,7 @@ struct SegmentHeader {
   uint32_t local_size;
   alignas(128) std::atomic<uint64_t> abort;  // 0, or {code:16 | failed rank + 1:32}; written once
   std::atomic<uint32_t> abort_claimed;
+  std::atomic<uint64_t> areas_end;  // where the next area of a process set begins
   char abort_text[1024];
   alignas(128) std::atomic<uint64_t> tail;
   alignas(128) std::atomic<uint32_t> waiting;      // callers inside hvd_wait: a batch closes at once
@@ -128,12 +129,16 @@ class Segment {
   std::string_view definition(uint32_t id) const { return read(definitions_[id]); }
   std::string_view error(uint32_t id) const { return read(errors_[id]); }
 
-  // Further memory, for the transports of process sets. Leader only: finds `bytes` of zeros, allocated for good, at
-  // `offset`; gives them back once no rank maps them.
+  // Further memory, for the transports of process sets: finds `bytes` of zeros, allocated for good, at `offset`. The
+  // rank that took them gives them back once no rank maps them.
   Status take_area(size_t bytes, uint64_t* offset);
   void release_area(uint64_t offset);
   // By any rank. Ranks in one process get one mapping.
   Status map_area(uint64_t offset, size_t bytes, std::shared_ptr<std::byte>* out);
+
+  // Where the area of a pair is, once its lower rank has taken it: 1 + its offset; kNoArea: it could not.
+  static constexpr uint64_t kNoArea = UINT64_MAX;
+  std::atomic<uint64_t>& pair_area(uint32_t low, uint32_t high) { return pairs_[high * (high - 1) / 2 + low]; }
 
   // The first cause wins; true if it was this one.
   bool poison(hvd_code code, int failed_rank, std::string_view text);
@@ -171,6 +176,7 @@ class Segment {
   SharedText* errors_;
   RequestRing* rings_;
   StackPage* stacks_;
+  std::atomic<uint64_t>* pairs_;
   std::byte* arena_;
   std::byte* transport_area_;
   Arena free_{kArenaBytes};                                   // leader only, like the next
@@ -180,7 +186,8 @@ class Segment {
     size_t bytes;
     bool taken;
   };
-  std::vector<Area> areas_;  // leader only
+  std::mutex areas_mutex_;
+  std::vector<Area> areas_;  // that this process took
   std::mutex mapped_mutex_;
   std::unordered_map<uint64_t, std::weak_ptr<std::byte>> mapped_;  // by offset
 };

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "negotiation/point_to_point.h"
+
 namespace hvd {
 Status unreadable_from(int from, int to, const std::string& what, size_t bytes) {
   return {HVD_RANK_LOST,
@@ -90,7 +92,7 @@ Status Leader::take_from_rank(uint32_t local_rank, FrameKind kind, const std::st
     if (!coordinate(map_.host, kind, payload, &effects)) return unreadable();
     return spread(std::move(effects));
   }
-  if (kind == FrameKind::kRequest) {
+  if (kind == FrameKind::kRequest && !is_receive(request.descriptor)) {
     send_requests(merger_->ask(std::move(request), clock_.now_ns()));
     return {};
   }

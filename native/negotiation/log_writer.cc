@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "negotiation/frames.h"
+#include "negotiation/point_to_point.h"
 
 namespace hvd {
 
@@ -100,6 +101,7 @@ void LogWriter::assign(const Decision& decision) {
   } else if (parse_failure(decision.payload, map_.world_size(), &failure)) {
     number = failure.set;
   }
+  if (is_pair(number) && !sets_.contains(number)) add_set(number, ranks_of_pair(number));
   const auto set = sets_.find(number);
   board_.assign(decision.id, number, set == sets_.end() ? 0 : set->second.members);
   if (text_read_at_.size() <= decision.id) text_read_at_.resize(decision.id + 1, 0);

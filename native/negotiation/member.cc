@@ -6,6 +6,7 @@
 
 #include "negotiation/frames.h"
 #include "negotiation/names.h"
+#include "negotiation/point_to_point.h"
 
 namespace hvd {
 namespace {
@@ -104,7 +105,8 @@ Member::Announcement Member::begin(Entry* entry, const ContributionPtr& call) {
   entry->in_flight = call;
   // The row first: a leader that shuts the fast way looks at the rows after that.
   if (entry->id.has_value()) board_.set_in_flight(*entry->id, clock_.now_ns() / 1000000 + 1);
-  const bool is_known = !call->is_refusal && entry->id.has_value() && entry->definition == call->descriptor;
+  const bool is_known = !call->is_refusal && entry->id.has_value() && entry->definition == call->descriptor &&
+                        !is_pair(entry->set);
   if (!is_known) return ask(*entry, *call);
   const Arrived arrived = board_.arrive(*entry->id);
   if (arrived.outcome == Arrived::Outcome::kRecalled) return ask(*entry, *call);
@@ -242,8 +244,16 @@ Status Member::apply_error(uint32_t id, Applied* out) {
   return {};
 }
 
+Status Member::never_submitted() const {
+  return {HVD_INTERNAL, "rank " + std::to_string(map_.rank) + " was told to run an operation it never submitted"};
+}
+
 Status Member::apply_ready(uint32_t id, Applied* out) {
   Entry* const entry = entry_of(id);
+  if (entry != nullptr && is_receive(entry->definition)) {
+    Message message;
+    if (parse_message(*entry->name, &message) && message.to == map_.rank) return apply_received(message, *entry, out);
+  }
   if (entry != nullptr && entry->in_flight == nullptr && join_ != nullptr) {
     out->what = Applied::What::kZeros;
     out->entry = {slot_of_id_[id], entry->serial};
@@ -253,10 +263,24 @@ Status Member::apply_ready(uint32_t id, Applied* out) {
     return {};
   }
   if (entry == nullptr || entry->in_flight == nullptr || entry->in_flight->is_refusal) {
-    return {HVD_INTERNAL, "rank " + std::to_string(map_.rank) + " was told to run an operation it never submitted"};
+    return never_submitted();
   }
   out->what = Applied::What::kReady;
   out->call = entry->in_flight;
+  return {};
+}
+
+// The call is in flight under another name, in the set that its sender was chosen from.
+Status Member::apply_received(const Message& message, const Entry& entry, Applied* out) {
+  const auto set = sets_.find(message.set);
+  if (set != sets_.end()) {
+    const auto found = set->second.slots.find(name_of_receive(message.to, message.tag));
+    if (found != set->second.slots.end()) out->call = entries_[found->second].in_flight;
+  }
+  if (out->call == nullptr) return never_submitted();
+  out->what = Applied::What::kReceives;
+  out->set = entry.set;
+  out->descriptor = entry.definition;
   return {};
 }
 

@@ -28,6 +28,8 @@
 
 namespace hvd {
 
+struct Message;
+
 // Refers to a name; a stale one is noticed.
 struct EntryRef {
   uint32_t slot = UINT32_MAX;
@@ -91,10 +93,11 @@ class Member {
 
   // The meaning of a record for this rank.
   struct Applied {
-    enum class What : uint8_t { kNothing, kReady, kZeros, kFailed, kJoined } what = What::kNothing;
-    ContributionPtr call;  // kReady, kFailed, kJoined
+    enum class What : uint8_t { kNothing, kReady, kZeros, kReceives, kFailed, kJoined } what = What::kNothing;
+    ContributionPtr call;  // kReady, kReceives, kFailed, kJoined
     Status status;         // kFailed: why
-    // kZeros: the entry is ready, and this rank, which has joined, gives zeros.
+    // kZeros: the entry is ready, and this rank, which has joined, gives zeros. kReceives: it is the message that a
+    // receive from any rank has been given.
     EntryRef entry;
     int32_t set = 0;
     std::shared_ptr<const std::string> name;
@@ -137,6 +140,8 @@ class Member {
   Status apply_definition(uint32_t id);
   Status apply_error(uint32_t id, Applied* out);
   Status apply_ready(uint32_t id, Applied* out);
+  Status apply_received(const Message& message, const Entry& entry, Applied* out);
+  Status never_submitted() const;
   void apply_retirement(uint32_t id);
   Status apply_join(uint32_t last_rank, Applied* out);
 

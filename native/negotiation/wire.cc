@@ -39,7 +39,7 @@ bool Descriptor::decode(std::string_view bytes, Descriptor* out) {
   Reader reader(bytes);
   const auto kind = reader.get<uint8_t>();
   const auto op = reader.get<uint8_t>();
-  if (kind > HVD_REMOVE_PROCESS_SET || op > HVD_PRODUCT) return false;
+  if (kind > HVD_RECEIVE || op > HVD_PRODUCT) return false;
   out->kind = static_cast<hvd_kind>(kind);
   out->op = static_cast<ReduceOp>(op);
   out->process_set = reader.get<int32_t>();
@@ -86,9 +86,9 @@ const char* name_of(ReduceOp op) {
 }
 
 const char* name_of(hvd_kind kind) {
-  static constexpr const char* kNames[] = {"allreduce", "allgather",     "broadcast",       "barrier",
-                                           "alltoall",  "reducescatter", "add_process_set", "remove_process_set"};
-  return kind <= HVD_REMOVE_PROCESS_SET ? kNames[kind] : "unknown";
+  static constexpr const char* kNames[] = {"allreduce",     "allgather",       "broadcast",          "barrier", "alltoall",
+                                           "reducescatter", "add_process_set", "remove_process_set", "send",    "receive"};
+  return kind <= HVD_RECEIVE ? kNames[kind] : "unknown";
 }
 
 const char* name_of(hvd_place place) { return place == HVD_ON_CUDA ? "a GPU's" : "the host's"; }

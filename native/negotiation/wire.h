@@ -90,6 +90,7 @@ struct TensorSpec {
 };
 
 constexpr bool reduces(hvd_kind kind) { return kind == HVD_ALLREDUCE || kind == HVD_REDUCESCATTER; }
+constexpr bool is_point_to_point(hvd_kind kind) { return kind == HVD_SEND || kind == HVD_RECEIVE; }
 // True if ranks may give different numbers of rows.
 constexpr bool is_ragged(hvd_kind kind) { return kind == HVD_ALLGATHER || kind == HVD_ALLTOALL; }
 // Reducescatter deals rows in member order; the first members get one more where they do not come out even.
@@ -102,7 +103,7 @@ struct Descriptor {
   hvd_kind kind = HVD_ALLREDUCE;
   ReduceOp op = HVD_SUM;
   int32_t process_set = 0;  // where it takes place; of a removal: 0, the set to be removed stands in root_rank
-  int32_t root_rank = -1;
+  int32_t root_rank = -1;   // send: the sender. Receive from any rank: the tag
   double prescale = 1.0;
   double postscale = 1.0;
   hvd_place place = HVD_ON_HOST;

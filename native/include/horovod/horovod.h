@@ -75,7 +75,9 @@ typedef enum {
   HVD_ALLTOALL = 4,
   HVD_REDUCESCATTER = 5,
   HVD_ADD_PROCESS_SET = 6, /* these two only through hvd_add_process_set and hvd_remove_process_set */
-  HVD_REMOVE_PROCESS_SET = 7
+  HVD_REMOVE_PROCESS_SET = 7,
+  HVD_SEND = 8, /* of one tensor to one rank, and its counterpart: see hvd_request.tag */
+  HVD_RECEIVE = 9
 } hvd_kind;
 
 /* Where the tensors of a request lie. */
@@ -143,10 +145,13 @@ typedef struct {
 typedef struct {
   const void* input;
   void* output; /* allreduce, broadcast: as large as input, may equal it. reducescatter: this member's rows of it, apart
-                   from input. allgather, alltoall: NULL, read hvd_result */
+                   from input. allgather, alltoall: memory of output_bytes apart from input, or NULL, read hvd_result.
+                   send: NULL. receive: the tensor; input is NULL */
   const int64_t* shape;
   int32_t ndim;  /* at most 16 */
   int32_t dtype; /* hvd_dtype */
+  int64_t output_bytes; /* allgather, alltoall: 0, or how large the result will be. If it has another size, the call
+                           fails on this rank once it is done */
 } hvd_tensor;
 
 /* Runs on the driving thread with no lock held; may submit, take the result and release the handle, not wait. Where the
@@ -157,9 +162,10 @@ typedef struct {
   uint32_t size;
   int32_t kind, op;    /* hvd_kind, hvd_op */
   int32_t process_set; /* 0 = all ranks; others: see hvd_add_process_set. This rank must be a member */
-  int32_t root_rank;   /* world rank, a member; broadcast only */
+  int32_t root_rank;   /* world rank, a member. broadcast: the root. send, receive: the other rank; receive: -1 for any */
   uint32_t flags;
-  uint32_t ntensors;    /* more than one: a grouped request, done or failed as a whole. Barrier: 0, alltoall: 1 */
+  uint32_t ntensors;    /* more than one: a grouped request, done or failed as a whole. Barrier: 0; alltoall, send,
+                           receive: 1 */
   uint32_t tensor_size; /* sizeof(hvd_tensor) */
   const char* name;     /* NULL: unnamed, matched across ranks by the order of submission */
   const hvd_tensor* tensors;
@@ -171,6 +177,7 @@ typedef struct {
   uint32_t reserved;
   int32_t place;  /* hvd_place; the ranks must agree on it */
   int32_t device; /* HVD_ON_CUDA: the GPU's number in this process */
+  int32_t tag;    /* send, receive, which have no name: they meet if set, ranks and tag are equal, in order */
 } hvd_request;
 
 /* Where an operation whose output size was unknown at submission left tensor `index`; valid until hvd_release. */
@@ -180,7 +187,8 @@ typedef struct {
   const void* data;
   const int64_t* shape; /* dimension 0 is the sum of `rows` */
   const int64_t* rows;  /* allgather, alltoall: rows that came from each member, in member order.
-                           hvd_add_process_set: one number, the set's. hvd_join: one, the last rank */
+                           hvd_add_process_set: one number, the set's. hvd_join: one, the last rank. receive: one,
+                           the rank that sent */
   int32_t place;        /* hvd_place of `data`; of tensors on a GPU it may be either */
   int32_t device;       /* HVD_ON_CUDA: the GPU's number */
 } hvd_result;

@@ -70,7 +70,7 @@ bool Coordinator::is_member(int rank, int32_t set) const {
 }
 
 std::string Coordinator::in_words(const Entry& entry, std::string_view descriptor) {
-  return quote_name(entry.name, descriptor) + (entry.set == 0 ? "" : " of process set " + std::to_string(entry.set));
+  return quote_name(entry.name, descriptor) + (entry.set <= 0 ? "" : " of process set " + std::to_string(entry.set));
 }
 
 size_t Coordinator::find_or_create(int32_t set, const std::string& name) {
@@ -87,6 +87,7 @@ size_t Coordinator::find_or_create(int32_t set, const std::string& name) {
   Entry& entry = entries_[index];
   entry.set = set;
   entry.name = name;
+  entry.recalled = is_pair(set);
   entry.host_ready.assign(static_cast<size_t>(hosts_), false);
   entry.host_answered.assign(static_cast<size_t>(hosts_), false);
   entry.host_ready_to_come.assign(static_cast<size_t>(hosts_), false);
@@ -106,7 +107,13 @@ void Coordinator::forget(size_t index) {
 
 bool Coordinator::request(const std::vector<Requester>& ranks, int32_t set, const std::string& name,
                           const std::string& descriptor, double now, Effects* effects) {
-  return add_slow(ranks, set, name, Answer{descriptor, ""}, now, effects);
+  if (Descriptor wanted; is_receive(descriptor)) {
+    if (ranks.size() != 1 || is_pair(set) || !Descriptor::decode(descriptor, &wanted)) return false;
+    return receive_from_any({ranks.front(), set, name, descriptor, wanted.root_rank, now}, effects);
+  }
+  if (!add_slow(ranks, set, name, Answer{descriptor, ""}, now, effects)) return false;
+  if (is_pair(set)) match_if_awaited(name, set, effects);
+  return true;
 }
 
 bool Coordinator::refuse(int rank, int32_t set, const std::string& name, const std::string& why, double now,
@@ -116,6 +123,11 @@ bool Coordinator::refuse(int rank, int32_t set, const std::string& name, const s
 
 bool Coordinator::add_slow(const std::vector<Requester>& ranks, int32_t set_number, const std::string& name,
                            Answer answer, double now, Effects* effects) {
+  if (is_pair(set_number) && !sets_.contains(set_number)) {
+    std::vector<int> pair = ranks_of_pair(set_number);
+    if (static_cast<size_t>(pair.back()) >= host_of_rank_.size()) return false;
+    add_set(set_number, std::move(pair));
+  }
   const auto may_ask = [&](const Requester& from) {
     return is_member(from.rank, set_number) && !has_joined(from.rank);
   };
@@ -207,10 +219,12 @@ void Coordinator::decide_if_complete(size_t index, Effects* effects) {
   const std::vector<int> none_from = absent(*entry);
   if (here + none_from.size() < set.ranks.size()) return;
   if (Status why = verdict(*entry, none_from); !why.ok()) {
+    if (entry->receive.has_value()) return fail_message(index, std::move(why), effects);
     fail(index, std::move(why), {}, effects);
     return;
   }
-  const std::string agreed = entry->descriptor();
+  std::string agreed = entry->descriptor();
+  if (entry->receive.has_value()) agreed = with_kind(std::move(agreed), HVD_RECEIVE);
   if (entry->defined() && entry->definition == agreed) {
     conclude(index, {{RecordKind::kReady, kNoId, true, {}}}, effects);
     return;
@@ -325,7 +339,8 @@ void Coordinator::finish(Entry* entry) {
   entry->answers.clear();
   entry->counted = 0;
   entry->hosts_ready = 0;
-  entry->recalled = sets_[entry->set].joined > 0;
+  entry->recalled = sets_[entry->set].joined > 0 || is_pair(entry->set);
+  entry->receive.reset();
   std::fill(entry->round_of_host.begin(), entry->round_of_host.end(), std::nullopt);
   std::fill(entry->host_ready.begin(), entry->host_ready.end(), false);
 }
@@ -340,7 +355,7 @@ void Coordinator::conclude(size_t index, std::vector<Decision> decisions, Effect
   if (entry.defined()) {
     touch(entry.id);
     for (Decision& decision : decisions) {
-      decision.stays_recalled = decision.reset && entry.recalled;
+      decision.stays_recalled = decision.reset && entry.recalled && !is_pair(entry.set);
       ids_.say(entry.id, std::move(decision), effects);
     }
     if (ids_.are_crowded()) make_room(0, effects);  // a definition has become longer

@@ -13,6 +13,8 @@
 // the rank had submitted before still count: the join carries the rounds in which it was counted, and the answers to a
 // recall carry those of the recalled counts. When all have joined, nothing is open any more, and the fast way is back.
 //
+// Point-to-point operations always come the slow way; see negotiation/point_to_point.h.
+//
 // Names come and go; ids.h has the rules.
 #pragma once
 
@@ -25,6 +27,7 @@
 
 #include "negotiation/coordinator/ids.h"
 #include "negotiation/decision.h"
+#include "negotiation/point_to_point.h"
 #include "negotiation/tally.h"
 #include "negotiation/wire.h"
 
@@ -91,6 +94,14 @@ class Coordinator {
     uint32_t answer = 0;
     bool waits = false;
   };
+  struct Receive {  // from any rank of a set
+    Requester from;
+    int32_t set = 0;
+    std::string name;
+    std::string descriptor;
+    int32_t tag = 0;
+    double since = 0;
+  };
   struct Set {
     std::vector<int> ranks;  // empty: the set does not exist now
     std::vector<uint32_t> members_of_host;
@@ -116,10 +127,11 @@ class Coordinator {
     uint32_t counted = 0;
     std::vector<std::optional<uint32_t>> round_of_host;  // with those who were counted in this round
     std::vector<bool> host_ready_to_come;                // complete when it was recalled, as it will say
+    std::optional<Receive> receive;                      // the message was given to it
 
     bool defined() const { return id != kNoId; }
     bool is_open() const { return !slow.empty() || counted > 0 || hosts_ready > 0; }
-    bool may_go() const { return !recalled && hosts_ready == 0; }
+    bool may_go() const { return (!recalled || is_pair(set)) && !is_open(); }
     const Answer& answer_of(const Slow& of) const { return answers[of.answer]; }
     // As the first rank sees it that asked the slow way and was not refused; otherwise as all know it.
     const std::string& descriptor() const {
@@ -130,6 +142,11 @@ class Coordinator {
     }
   };
   size_t find_or_create(int32_t set, const std::string& name);
+  // point_to_point.cc
+  bool receive_from_any(Receive receive, Effects* effects);
+  void match(size_t index, Receive receive, Effects* effects);
+  void match_if_awaited(const std::string& name, int32_t pair, Effects* effects);
+  void fail_message(size_t index, Status why, Effects* effects);
   bool add_slow(const std::vector<Requester>& ranks, int32_t set, const std::string& name, Answer answer, double now,
                 Effects* effects);
   void recall(Entry* entry, Effects* effects);
@@ -167,6 +184,8 @@ class Coordinator {
   size_t joined_ranks_ = 0;
   int last_joined_ = -1;
   double last_event_ = 0;  // since when those who have joined wait for more
+
+  std::vector<Receive> receives_;  // from any rank, that wait for a message, in order
 };
 
 }  // namespace hvd

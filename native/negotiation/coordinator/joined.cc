@@ -33,7 +33,7 @@ void Coordinator::end_if_all_joined(Effects* effects) {
     return entry.is_open() || std::ranges::find(entry.host_ready_to_come, true) != entry.host_ready_to_come.end();
   };
   if (std::ranges::any_of(entries_, is_under_way)) return;
-  for (Entry& entry : entries_) entry.recalled = false;
+  for (Entry& entry : entries_) entry.recalled = is_pair(entry.set);
   for (auto& [number, set] : sets_) set.joined = 0;
   joined_.assign(joined_.size(), false);
   counted_in_.assign(joined_.size(), {});

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "negotiation/coordinator/coordinator.h"
+#include "negotiation/names.h"
 
 namespace hvd {
 
@@ -15,6 +16,14 @@ std::vector<Undecided> Coordinator::undecided() const {
     Undecided item{entry.id, in_words(entry, descriptor), entry.name, descriptor, entry.since, {}, {}};
     for (const int rank : sets_.at(entry.set).ranks) {
       const bool here = entry.slow.contains(rank) || entry.host_ready[host_of_rank_[rank]];
+      if (here || !has_joined(rank)) (here ? item.arrived : item.missing).push_back(rank);
+    }
+    all.push_back(std::move(item));
+  }
+  for (const Receive& receive : receives_) {
+    Undecided item{kNoId, quote_name(receive.name), receive.name, receive.descriptor, receive.since, {}, {}};
+    for (const int rank : sets_.at(receive.set).ranks) {
+      const bool here = rank == receive.from.rank;
       if (here || !has_joined(rank)) (here ? item.arrived : item.missing).push_back(rank);
     }
     all.push_back(std::move(item));
@@ -61,6 +70,7 @@ std::string Coordinator::snapshot() const {
       text.put(rank).put_string(answer.descriptor).put_string(answer.refusal);
     }
   }
+  for (const Receive& receive : receives_) text.put(receive.set).put_string(receive.name);
   ids_.add_to_snapshot(&text);
   for (const bool joined : joined_) text.put(joined);
   for (const CountedIn& counted : counted_in_) {
