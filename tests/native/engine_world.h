@@ -118,6 +118,10 @@ class Call {
     request_.root_rank = rank;
     return *this;
   }
+  Call& tag(int tag) {
+    request_.tag = tag;
+    return *this;
+  }
   Call& on(int device, cuda::Stream stream) {
     request_.place = HVD_ON_CUDA;
     request_.device = device;
@@ -147,12 +151,13 @@ class Call {
   }
   Call& tensor(const void* input, void* output, hvd_dtype dtype, std::vector<int64_t> shape) {
     shapes_.push_back(std::make_unique<std::vector<int64_t>>(std::move(shape)));
-    tensors_.push_back({input, output, shapes_.back()->data(), static_cast<int32_t>(shapes_.back()->size()), dtype});
+    tensors_.push_back({input, output, shapes_.back()->data(), static_cast<int32_t>(shapes_.back()->size()), dtype, 0});
     return *this;
   }
-  // Of the last tensor, where it is not the input itself.
-  Call& into(void* output) {
+  // Of the last tensor, where it is not the input itself. `bytes`: of a result whose size depends on the others.
+  Call& into(void* output, int64_t bytes = 0) {
     tensors_.back().output = output;
+    tensors_.back().output_bytes = bytes;
     return *this;
   }
   Status submit(Engine& engine, hvd_handle* handle, uint32_t flags = 0) {

@@ -25,27 +25,44 @@ def connected_sockets() -> int:
     return sum(row[9] in own and row[3] == "01" and not row[2].endswith(rendezvous) for row in rows)
 
 
-def count_while_working() -> list[int]:
-    """Sockets after init, after a broadcast, after an allreduce, and after many more."""
+# Each rank counts when all have ended the step, and none has begun the next one: a faster rank would open its links.
+def initialize() -> None:
+    import horovod.core as hvd
+
+    hvd.init()
+
+
+def broadcast_once() -> None:
     import numpy as np
 
     import horovod.core as hvd
 
-    hvd.init()
-    counts = [connected_sockets()]
     assert hvd.broadcast(np.full(10, float(hvd.rank())), 0, name="b").max() == 0
-    counts.append(connected_sockets())
+
+
+def reduce_once() -> None:
+    import numpy as np
+
+    import horovod.core as hvd
+
     for size in (3, 3_000_000):
         assert hvd.allreduce(np.ones(size, np.float32), op=hvd.Sum, name=f"a.{size}").max() == hvd.size()
-    counts.append(connected_sockets())
+
+
+def reduce_and_gather() -> None:
+    import numpy as np
+
+    import horovod.core as hvd
+
     for step in range(50):
         hvd.allreduce(np.ones(1 + step % 3), name=f"x.{step % 3}")
         hvd.allgather(np.ones(1 + hvd.rank()), name="g")
-    counts.append(connected_sockets())
-    hvd.barrier()  # who leaves closes the others' links too
+
+
+def shut_down() -> None:
+    import horovod.core as hvd
+
     hvd.shutdown()
-    counts.append(connected_sockets())
-    return counts
 
 
 CONTROL, DATA = 2, 2  # sockets of a leader with rank 0; of a pair that moves data
@@ -62,12 +79,16 @@ CONTROL, DATA = 2, 2  # sockets of a leader with rank 0; of a pair that moves da
 def test_a_collective_opens_the_links_that_it_uses_and_init_none(
     worlds: WorldPool, transport: str, control: list[int], tree: list[int], all_pairs: list[int]
 ) -> None:
-    env = {} if transport == "4" else {"HOROVOD_TRANSPORT": transport}
+    world = worlds(4, {} if transport == "4" else {"HOROVOD_TRANSPORT": transport})
     for _ in range(2):
-        for rank, counts in enumerate(worlds(4, env).run(count_while_working)):
+        by_step = []
+        for step in (initialize, broadcast_once, reduce_once, reduce_and_gather, shut_down):
+            world.run(step)
+            by_step.append(world.run(connected_sockets))
+        for rank, counts in enumerate(zip(*by_step, strict=True)):
             started = CONTROL * control[rank]
             used = started + DATA * all_pairs[rank]
-            assert counts == [started, started + DATA * tree[rank], used, used, 0], (rank, counts)
+            assert counts == (started, started + DATA * tree[rank], used, used, 0), (rank, counts)
 
 
 def test_a_process_set_of_two_ranks_opens_their_links_alone() -> None:
