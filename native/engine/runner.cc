@@ -132,7 +132,7 @@ Status Runner::run_next(const Batch& batch) {
     const SubmissionPtr& submission = running_.calls[tensor.entry];
     if (--running_.tensors_left[tensor.entry] > 0) continue;
     if (submission->on_device == nullptr) {
-      calls_.complete(submission, {});
+      calls_.complete(submission, submission->outcome);
     } else {
       launched(submission);
     }
