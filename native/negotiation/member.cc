@@ -253,7 +253,7 @@ Status Member::apply_ready(uint32_t id, Applied* out) {
     return {};
   }
   if (entry == nullptr || entry->in_flight == nullptr || entry->in_flight->is_refusal) {
-    return {HVD_INTERNAL, "rank " + std::to_string(map_.rank) + " was told to run an operation it never submitted"};
+    return {HVD_INTERNAL, "rank " + std::to_string(map_.rank) + " was told to run an operation that it never called"};
   }
   out->what = Applied::What::kReady;
   out->call = entry->in_flight;

@@ -421,7 +421,7 @@ def _end_one_that_is_apart(turn: _Turn, members: list[Worker]) -> bool:
     if rest < needed(job, turn.rules) and not turn.rules.cooldown:
         return False
     both = f"it and worker {names([worker for worker in job.workers if worker.number == other])}"
-    turn.orders.append(Kill(number, f"was ended: {both} cannot connect to each other; is there a firewall?"))
+    turn.orders.append(Kill(number, f"was ended: {both} cannot connect to each other; look for a firewall"))
     waiting = tuple(item for item in job.waiting if item[0] != number)
     turn.set(apart=job.apart | {number}, waiting=waiting, unreached=frozenset())
     return True
