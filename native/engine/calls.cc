@@ -26,7 +26,7 @@ Calls::Calls(const EngineParts& parts)
 
 Status Calls::refuse_if_over() {
   HVD_RETURN_IF_ERROR(ending_.why_over());
-  if (member_.has_joined()) return invalid("this rank has joined: it can submit nothing before all ranks have");
+  if (member_.has_joined()) return invalid("this rank has joined: it can call nothing before all ranks have joined");
   return {};
 }
 
@@ -54,8 +54,8 @@ Status Calls::enter(const SubmissionPtr& submission, Member::Announcement* annou
   }
   if (!member_.knows(prepared.entry)) prepared.entry = member_.find_or_add(set.number, prepared.name);
   if (member_.is_duplicate(prepared.entry) && !is_point_to_point(prepared.descriptor.kind)) {
-    return {HVD_DUPLICATE_NAME, "rank " + std::to_string(map_.rank) + " submitted " + quote_name(prepared.name) +
-                                    " while an operation of that name is in flight on it\nhint: wait for the first, "
+    return {HVD_DUPLICATE_NAME, "rank " + std::to_string(map_.rank) + " called " + quote_name(prepared.name) +
+                                    " again before the first call of that name had ended\nhint: wait for the first, "
                                     "or give the second another name"};
   }
   *announcement = give_to_member(prepared.entry, submission);

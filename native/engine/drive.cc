@@ -160,7 +160,7 @@ bool Engine::wait_until(const std::function<bool()>& have_read, bool driving) {
     if (ending_->poisoned() || ending_->stopped()) return false;
     if (now_ns() > ending_->stop_deadline_ns()) {
       ending_->poison(HVD_RANK_LEFT, map_.rank,
-                      "rank " + std::to_string(map_.rank) + " shut down while the others did not read its log");
+                      "rank " + std::to_string(map_.rank) + " shut down, but the other ranks did not answer in time");
       return false;
     }
     // Decisions that come in while a failed batch is looked into (communicator_failed): it ends in poison in any case.

@@ -4,6 +4,7 @@
 
 #include <exception>
 #include <new>
+#include <sstream>
 #include <system_error>
 #include <utility>
 
@@ -143,10 +144,10 @@ Status Engine::start_monitor() {
   const auto on_tick = [this, deadline_ns] {
     if (!started_.load()) {
       if (now_ns() < deadline_ns) return;
-      ending_->poison(HVD_UNAVAILABLE, -1,
-                      "not all ranks of the host have started within " +
-                          std::to_string(options_.settings.start_timeout_ms) +
-                          " ms (setting start_timeout_ms), says rank " + std::to_string(map_.rank));
+      std::ostringstream text;
+      text << "rank " << map_.rank << ": some ranks of this host did not start within "
+           << static_cast<double>(options_.settings.start_timeout_ms) / 1000 << " s (HOROVOD_START_TIMEOUT)";
+      ending_->poison(HVD_UNAVAILABLE, -1, text.str());
     }
     runner_->watch_gpus();
     answer_stack_question(*segment_, map_.local_rank, *bells_);

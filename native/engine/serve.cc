@@ -147,12 +147,12 @@ void HostService::warn_of_eviction() {
   if (eviction_warned_ || evicted == 0) return;
   eviction_warned_ = true;
   if (!settings_.warnings) return;
-  warn("more different tensor names are in use than are remembered (" + std::to_string(settings_.cached_names) +
-           ", or fewer if they are of large groups): those not used for longest are forgotten, and cost a detour when "
-           "they come back\nhint: give a tensor the same name in every step, or none; HOROVOD_CACHE_CAPACITY sets the "
-           "number (at most " +
-           std::to_string(kMaxCachedNames) + ")",
-       settings_.log_time);
+  warn(
+      "the script uses more tensor names than Horovod remembers (" + std::to_string(settings_.cached_names) +
+          "; fewer with large groups). Horovod forgets the least recently used names; their next call is slower\n"
+          "hint: give a tensor the same name in every step, or none; HOROVOD_CACHE_CAPACITY sets the number (at most " +
+          std::to_string(kMaxCachedNames) + ")",
+      settings_.log_time);
 }
 
 }  // namespace hvd

@@ -133,7 +133,7 @@ Status check_request(const hvd_request& request, const ProcessSet& set, const st
   }
   if (request.kind == HVD_ALLREDUCE && request.op == HVD_ADASUM &&
       !std::has_single_bit(static_cast<uint32_t>(set.size()))) {
-    return invalid(what + ": Adasum needs a power of two ranks, got " + std::to_string(set.size()) + set.in_words());
+    return invalid(what + ": Adasum needs 2, 4, 8, ... ranks, got " + std::to_string(set.size()) + set.in_words());
   }
   if (request.kind == HVD_BROADCAST && set.member_of(request.root_rank) < 0) {
     return invalid(what + ": expected a root rank among the ranks " +

@@ -166,7 +166,7 @@ void Monitor::look_at(BeatWatch* watch, uint64_t now) {
     // Every monitor sees it; one that is not held itself suffices to say so.
     const bool tells = local_rank_ == (watch->peer.local_rank == 0 ? 1u : 0u);
     if (!std::exchange(watch->debugged, true) && tells) {
-      events_.on_debugger(describe(watch->peer) + " is held by a debugger; the other ranks wait for it");
+      events_.on_debugger(describe(watch->peer) + " is held by a debugger; the other ranks of its host wait for it");
     }
     return;
   }

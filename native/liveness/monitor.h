@@ -9,8 +9,8 @@
 // Frozen processes on this host: every monitor counts up its own beat in the segment and looks at the beats of all
 // others, so no particular rank must be alive for another to be missed. A beat that stands still for frozen_ms is a
 // loss, and /proc tells what kind: stopped by a signal, waiting in the kernel, or merely silent. A process that a
-// debugger holds is never a loss: it is named once. One that would run, if it were given a core, is slow, not frozen: a
-// container at its limit, or too many ranks for the machine. It has ten times as long.
+// debugger holds is not a loss to its own host: it is named once. One that would run, if it were given a core, is slow,
+// not frozen: a container at its limit, or too many ranks for the machine. It has ten times as long.
 //
 // Other hosts: rank 0 and every other host's leader send each other a beat a second over a separate link. A side that
 // hears nothing for lost_ms takes the other for lost. But if frozen processes are not losses (frozen_ms is 0), a leader

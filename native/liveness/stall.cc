@@ -48,7 +48,7 @@ std::string describe(const std::vector<int>& arrived, const std::vector<int>& mi
     names += " and " + std::to_string(others) + " more";
   }
   return list_ranks(arrived, kShownRanks) + " waited " + seconds + " for " + names + ": missing " +
-         list_ranks(missing, kShownRanks) + ", which did not submit " + (group.names.size() == 1 ? "it" : "them");
+         list_ranks(missing, kShownRanks) + ", which did not call " + (group.names.size() == 1 ? "it" : "them");
 }
 
 // The operations that have been waited for at least `limit_s`. The time until `resumed_s`, during which the whole job

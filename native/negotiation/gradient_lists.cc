@@ -57,9 +57,9 @@ std::string first_difference(const List& expected, const List& seen) {
     if (const std::string text = difference(want, got).text; !text.empty()) return gradient->name + ": " + text;
   }
   if (expected.gradients.size() != seen.gradients.size()) {
-    return "expected " + std::to_string(expected.gradients.size()) + " gradients from " +
-           expected.gradients.begin()->second->name + " on, got " + std::to_string(seen.gradients.size()) + " from " +
-           seen.gradients.begin()->second->name + " on";
+    const auto count = [](const List& list) { return std::to_string(list.gradients.size()); };
+    return "expected " + count(expected) + " gradients, the first of them " + expected.gradients.begin()->second->name +
+           "; got " + count(seen) + ", the first of them " + seen.gradients.begin()->second->name;
   }
   return "expected " + expected.gradients.begin()->second->name + ", got " + seen.gradients.begin()->second->name;
 }

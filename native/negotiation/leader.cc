@@ -170,9 +170,11 @@ Status Leader::say_pending() {
   }
   Effects effects;
   for (const uint32_t id : ready) {
-    // A rank of this host says so, but no such entry is defined for it.
     if (!coordinator_->host_ready(map_.host, id, now_seconds(), &effects)) {
-      return unreadable_from(map_.rank, map_.rank, "that an entry is complete which is not defined", 0);
+      return {HVD_RANK_LOST,
+              "a rank of rank 0's host counted an operation as complete that rank 0 does not know\n"
+              "hint: install the same version of Horovod for all ranks",
+              map_.rank};
     }
   }
   return spread(std::move(effects));

@@ -244,8 +244,8 @@ Status Member::apply_error(uint32_t id, Applied* out) {
   return {};
 }
 
-Status Member::never_submitted() const {
-  return {HVD_INTERNAL, "rank " + std::to_string(map_.rank) + " was told to run an operation it never submitted"};
+Status Member::never_called() const {
+  return {HVD_INTERNAL, "rank " + std::to_string(map_.rank) + " was told to run an operation that it never called"};
 }
 
 Status Member::apply_ready(uint32_t id, Applied* out) {
@@ -263,7 +263,7 @@ Status Member::apply_ready(uint32_t id, Applied* out) {
     return {};
   }
   if (entry == nullptr || entry->in_flight == nullptr || entry->in_flight->is_refusal) {
-    return never_submitted();
+    return never_called();
   }
   out->what = Applied::What::kReady;
   out->call = entry->in_flight;
@@ -277,7 +277,7 @@ Status Member::apply_received(const Message& message, const Entry& entry, Applie
     const auto found = set->second.slots.find(name_of_receive(message.to, message.tag));
     if (found != set->second.slots.end()) out->call = entries_[found->second].in_flight;
   }
-  if (out->call == nullptr) return never_submitted();
+  if (out->call == nullptr) return never_called();
   out->what = Applied::What::kReceives;
   out->set = entry.set;
   out->descriptor = entry.definition;

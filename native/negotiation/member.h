@@ -141,7 +141,7 @@ class Member {
   Status apply_error(uint32_t id, Applied* out);
   Status apply_ready(uint32_t id, Applied* out);
   Status apply_received(const Message& message, const Entry& entry, Applied* out);
-  Status never_submitted() const;
+  Status never_called() const;
   void apply_retirement(uint32_t id);
   Status apply_join(uint32_t last_rank, Applied* out);
 

@@ -94,7 +94,7 @@ def test_a_host_that_reaches_no_address_is_named_with_them(cluster: MakeCluster,
     assert (done.code, done.stdout) == (1, "")
     found = indented(done.stderr)
     assert list(found) == ["host1"], done.stderr
-    why = f"cannot reach this host at {one.address} (Connection refused)\n    hint: all hosts must reach one address"
+    why = f"cannot reach this host at {one.address} (Connection refused)\n    hint: all hosts must reach the same "
     assert found["host1"].startswith(why)
 
 

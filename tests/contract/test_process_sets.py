@@ -229,7 +229,7 @@ def test_errors_in_a_set_reach_its_members(worlds: WorldPool, framework: str, tr
     assert outcomes[0] == [] and outcomes[1][:2] == outcomes[2][:2]
     for text in outcomes[1][:2]:
         assert re.search(r"`allreduce.shape` of process set \d.*rank 2.*expected shape \[1\], got \[2\]", text), text
-    assert "rank 2 could not submit `allreduce.op` of process set" in outcomes[1][2] and "op=17" in outcomes[2][2]
+    assert "rank 2 could not call `allreduce.op` of process set" in outcomes[1][2] and "op=17" in outcomes[2][2]
 
 
 def test_ranks_that_disagree_about_a_set_are_told(worlds: WorldPool, framework: str) -> None:

@@ -446,5 +446,5 @@ def test_what_cannot_be_compiled_on_one_rank_fails_on_the_others(world: World, c
 
     call, expected = WRONG_ON_ONE_RANK[case]
     told, own = world.run(run, call, timeout_s=60)
-    assert re.search(f"rank 1 could not submit .*{expected}", told, re.DOTALL), told
+    assert re.search(f"rank 1 could not call .*{expected}", told, re.DOTALL), told
     assert own.startswith("rank 1: ")

@@ -221,7 +221,7 @@ def test_the_peers_are_told_if_an_array_cannot_be_computed(worlds: WorldPool) ->
 
     peer, own = worlds(2).run(run)
     assert len(peer) == len(own) == 5
-    assert all("rank 1 could not submit" in text for text in peer), peer
+    assert all("rank 1 could not call" in text for text in peer), peer
     assert all("rank 1" not in text and ("scale" in text or "sigma" in text) for text in own), own
 
 
@@ -289,7 +289,7 @@ def test_nothing_is_changed_in_place_while_autograd_records(worlds: WorldPool) -
                 with mx.autograd.record(), pytest.raises(ValueError, match="it changes an array in place") as caught:
                     call(weight * 2)
             else:
-                with pytest.raises(mx.base.MXNetError, match="rank 0 could not submit") as caught:
+                with pytest.raises(mx.base.MXNetError, match="rank 0 could not call") as caught:
                     call(mx.nd.ones((3,)))
                     mx.nd.waitall()
             texts.append(str(caught.value))

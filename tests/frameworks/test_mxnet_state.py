@@ -94,7 +94,7 @@ def test_ranks_with_other_parameters_are_told(worlds: WorldPool) -> None:
         return str(caught.value)
 
     for text in worlds(2).run(run):
-        assert "only one of rank 0 and rank 1 has `b`" in text
+        assert "rank 0 lacks `b`, which rank 1 has" in text
 
 
 def test_what_is_set_on_a_wrapped_optimizer_is_set_on_the_optimizer(worlds: WorldPool) -> None:

@@ -167,7 +167,7 @@ def test_what_makes_no_sense_is_refused(worlds: WorldPool) -> None:
 
         optimizers: list[Any] = [tf.compat.v1.train.GradientDescentOptimizer(0.1), keras.optimizers.SGD(0.1)]
         for optimizer in optimizers:
-            with pytest.raises(NotImplementedError, match="power of two ranks, got 3"):
+            with pytest.raises(NotImplementedError, match=r"Adasum needs 2, 4, 8, \.\.\. ranks, got 3"):
                 hvd.DistributedOptimizer(optimizer, op=hvd.Adasum)
         with pytest.raises(ValueError, match="op=Average only"):
             hvd.DistributedGradientTape(tf.GradientTape(), op=hvd.Adasum, gradient_predivide_factor=2.0)

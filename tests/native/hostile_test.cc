@@ -269,7 +269,7 @@ TEST(what_is_no_frame_is_named) {
 TEST(a_record_of_what_was_never_submitted_is_named) {
   Victim world(1);
   world.send(FrameKind::kRecords, record(RecordKind::kReady, 7, ""));
-  EXPECT(has(world.outcome(), HVD_INTERNAL, {"was told to run an operation it never submitted"}));
+  EXPECT(has(world.outcome(), HVD_INTERNAL, {"was told to run an operation that it never called"}));
 }
 
 TEST(a_stream_without_end_does_not_fill_the_memory) {

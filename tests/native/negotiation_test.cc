@@ -295,7 +295,8 @@ TEST(ranks_that_wait_for_each_other_in_different_lists_of_gradients_disagree) {
   EXPECT(has(shapes, "rank 1: `allreduce.tape/list-bb.10`: expected shape [5], got [6] (expected as on ranks 0, 2)"));
   EXPECT(culprit == 1);
   EXPECT(has({{0, "aa", ".0", 4}, {0, "aa", ".1", 4}, {1, "bb", ".0", 4}, {2, "bb", ".0", 4}},
-             "rank 0: expected 1 gradients from `allreduce.tape/list-bb.0` on, got 2 from `allreduce.tape/list-aa.0`"));
+             "rank 0: expected 1 gradients, the first of them `allreduce.tape/list-bb.0`; got 2, the first of them "
+             "`allreduce.tape/list-aa.0`"));
   EXPECT(has({{0, "aa", "", 4}, {1, "bb", "", 5}, {2, "bb", "", 5}}, "expected shape [5], got [4]"));
   EXPECT(has({{0, "aa", ".0", 4}, {1, "aa_1", ".0", 4}, {2, "aa_1", ".0", 4}}, "got `allreduce.tape/list-aa.0`"));
   // Somebody may still come, be it to the rest of a list that he is in; or these are no lists.

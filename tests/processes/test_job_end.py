@@ -57,7 +57,7 @@ finally:
         time.sleep(0.01)
 """
     done = run_job(tmp_path, "-np", "2", python(code))
-    assert "PeerRefusedError: rank 1 could not submit unnamed allreduce: op=17: expected one of Average" in done.stderr
+    assert "PeerRefusedError: rank 1 could not call unnamed allreduce: op=17: expected one of Average" in done.stderr
     said = done.stderr.partition("horovodrun: the last lines of rank 1's stderr:\n")[2]
     assert "InvalidRequestError: rank 1: unnamed allreduce: op=17: expected one of Average" in said
     assert "horovodrun: rank 1 on host localhost exited with code 1\n" in said

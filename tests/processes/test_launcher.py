@@ -465,6 +465,6 @@ def test_a_full_disk_for_the_files_of_the_output_costs_one_warning(tmp_path: Pat
     assert done.code == 0, done
     assert sorted(done.stdout.splitlines()) == [f"[{rank}]<stdout>:{i} {rank}" for rank in range(2) for i in range(9)]
     assert done.said == (
-        "horovodrun: warning: cannot write to logs/rank.1/stdout: No space left on device; from now on no file gets "
-        "what the ranks print, only the terminal\nhint: the job goes on; --output-filename names the folder\n"
+        "horovodrun: warning: cannot write to logs/rank.1/stdout: No space left on device; the ranks' output now "
+        "goes to the terminal only, to no file\nhint: the job goes on; --output-filename names the folder\n"
     )

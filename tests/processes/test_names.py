@@ -52,7 +52,7 @@ def test_more_names_than_are_remembered(
     seen = world.run(use_names, count, ahead, recurring)
     assert (seen[0]["statistics"]["names_evicted"] > 0) == (capacity > 0), seen
     assert all(one["statistics"]["in_flight"] == 0 for one in seen)
-    warned = world.output(0).count("different tensor names are in use")
+    warned = world.output(0).count("more tensor names than Horovod remembers")
     assert warned == (1 if capacity > 0 else 0), world.output(0)
 
 

@@ -47,7 +47,7 @@ def test_a_stall_is_one_report_that_names_the_missing_rank_and_the_job_goes_on(t
             (match,) = job.wait_for_line(r"horovod: warning: stall: (.*)", "stderr")
             text = match[1]
             assert re.match(r"rank 0 waited \d+\.\d s for ", text), text
-            assert text.endswith(": missing rank 1, which did not submit them"), text
+            assert text.endswith(": missing rank 1, which did not call them"), text
             assert "`allreduce.first`" in text or round == 1, text
             assert " and 31 more" in text and text.count("`") in (18, 20) and len(text) < 2500, text
             assert "\\nxxx" in text and "bytes)" in text, text
@@ -84,9 +84,7 @@ def test_a_single_tensor_that_is_no_longer_named_is_one_tensor(tmp_path: Path) -
     for name in ("go", "go too"):
         os.mkfifo(tmp_path / name)
     with Job(tmp_path, "-np", "3", [sys.executable, "train.py"], env={"HOROVOD_STALL_CHECK_TIME_SECONDS": "1"}) as job:
-        job.wait_for_line(
-            r"ranks 0, 1 waited \d+\.\d s for 1 tensor: missing rank 2, which did not submit it", "stderr"
-        )
+        job.wait_for_line(r"ranks 0, 1 waited \d+\.\d s for 1 tensor: missing rank 2, which did not call it", "stderr")
         for name in ("go", "go too"):
             os.close(os.open(tmp_path / name, os.O_WRONLY))
         assert job.wait().code == 0
@@ -193,7 +191,7 @@ def test_the_report_says_where_each_missing_rank_stands(tmp_path: Path, transpor
     env = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "2", "HOROVOD_TRANSPORT": transport, "OMP_NUM_THREADS": "1"}
     with Job(tmp_path, "-np", "3", [sys.executable, "train.py"], env=env) as job:
         (match,) = job.wait_for_line(r"horovod: warning: stall: (.*)", "stderr")
-        assert "barrier" in match[1] and match[1].endswith(": missing rank 1, which did not submit it"), match[1]
+        assert "barrier" in match[1] and match[1].endswith(": missing rank 1, which did not call it"), match[1]
         job.wait_for_line(r"  rank 1 (stands at|has not said)", "stderr")  # it may be too busy to say
         (line,) = job.wait_for_line(r'    File "(.*)", line 7 in stands_here', "stderr")
         assert line[1].endswith("train.py")

@@ -120,7 +120,7 @@ def test_two_that_cannot_connect_to_each_other_twice_go_on_without_one_of_them()
         assert driver.job.generation == generation
         driver.on(*(m.Ready(one, generation, (1, 0), False, trouble[one]) for one in range(4)))
     assert driver.orders[-1] == m.Kill(
-        3, "was ended: it and worker 1 on b cannot connect to each other; is there a firewall?"
+        3, "was ended: it and worker 1 on b cannot connect to each other; look for a firewall"
     )
     assert driver.job.phase == GATHER, "its end is awaited"
     driver.ends(3)

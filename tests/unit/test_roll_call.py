@@ -52,7 +52,7 @@ def test_a_late_host_is_reported_with_what_came_from_it() -> None:
     assert lines[0] == "host a is not ready; nothing was started"
     assert lines[1] == "  a did not answer within 2 s; the last that came from it was: checking your quota ..."
     assert str(call.report("it gets no workers")).startswith("host a is not ready; it gets no workers\n")
-    assert lines[2].startswith("    hint: does a file system hang there, or a start file of the shell (~/.bashrc)?")
+    assert lines[2].startswith("    hint: look on that host for a file system or a shell start file")
 
 
 def test_all_problems_of_all_hosts_are_in_one_report() -> None:

@@ -256,8 +256,7 @@ Status Coordinator::verdict(const Entry& entry, const std::vector<int>& none_fro
       const Answer& answer = entry.answer_of(found->second);
       if (!answer.refusal.empty()) {
         const std::string what = in_words(entry, entry.descriptor());
-        return {HVD_REFUSED, "rank " + std::to_string(rank) + " could not submit " + what + ": " + answer.refusal,
-                rank};
+        return {HVD_REFUSED, "rank " + std::to_string(rank) + " could not call " + what + ": " + answer.refusal, rank};
       }
       ranks_by_descriptor[answer.descriptor].push_back(rank);
     } else if (!std::ranges::binary_search(none_from, rank)) {

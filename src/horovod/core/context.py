@@ -255,9 +255,9 @@ class Context:
             )
         elif counts["batches"] == 0 and any(f"horovod.{name}" in sys.modules for name in _FRAMEWORKS):
             print(
-                f"horovod: note: the {self.size} ranks have exchanged nothing. That is right if each has worked on "
-                "data of its own; a model that they trained is another one on each rank\nhint: to train one model, see "
-                "docs/quickstart.md",
+                f"horovod: note: the {self.size} ranks have exchanged nothing. If the script trains a model, each "
+                "rank now has a different one\nhint: to train one model, see docs/quickstart.md. If the ranks were to "
+                "work alone, ignore this",
                 file=sys.stderr,
             )
 

@@ -105,7 +105,7 @@ class MismatchError(HorovodInternalError):
 
 
 class PeerRefusedError(MismatchError):
-    """Another rank could not submit this operation: its call was wrong. It has raised what the text says."""
+    """Another rank's call of this operation was wrong. It has raised what the text says."""
 
     code = "refused"
 

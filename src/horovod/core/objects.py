@@ -53,14 +53,19 @@ def check_same_keys(operation: str, mine: list[str], process_set: ProcessSet) ->
     """
     by_rank = allgather_object(mine, f"{operation}.keys", process_set=process_set)
     ranks = process_set.ranks or []
-    for rank, theirs in zip(ranks, by_rank, strict=True):
-        differing = sorted(set(theirs) ^ set(by_rank[0]))
-        if differing:
-            names = ", ".join(map(quoted, differing[:5])) + (", ..." if len(differing) > 5 else "")
+    first, firsts = ranks[0], set(by_rank[0])
+    for rank, theirs in zip(ranks, map(set, by_rank), strict=True):
+        lacks = ((rank, first, firsts - theirs), (first, rank, theirs - firsts))
+        texts = [f"rank {one} lacks {_some(names)}, which rank {other} has" for one, other, names in lacks if names]
+        if texts:
             raise MismatchError(
-                f"{operation}: only one of rank {ranks[0]} and rank {rank} has {names}: expected the same "
-                f"keys on all ranks (this is rank {context.rank()})\nhint: is the model built alike on all ranks?"
+                f"{operation}: {', and '.join(texts)}: all ranks must give the same keys (this is rank "
+                f"{context.rank()})\nhint: build the same model on all ranks"
             )
+
+
+def _some(names: set[str]) -> str:
+    return ", ".join(map(quoted, sorted(names)[:5])) + (", ..." if len(names) > 5 else "")
 
 
 def _pickled(obj: Any, label: str, name: str | None, process_set: ProcessSet) -> bytes:

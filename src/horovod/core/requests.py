@@ -229,7 +229,7 @@ def check_adasum_ranks(members: int) -> None:
     """Raises NotImplementedError if that many ranks cannot be combined in pairs."""
     if members & (members - 1):
         raise NotImplementedError(
-            f"Adasum needs a power of two ranks, got {members}\nhint: start 2, 4, 8, ... ranks, or give a process set"
+            f"Adasum needs 2, 4, 8, ... ranks, got {members}\nhint: start as many, or give a process set of as many"
         )
 
 

@@ -155,7 +155,8 @@ class _Plan:
             flags = (("--mpi-args", options.mpi_args), ("--binding-args", options.binding_args))
             given += [(flag, why) for flag, value in flags if value is not None]
         else:
-            why = f"--{self._controller} has another program print what the ranks say"
+            program = "mpirun" if self._controller == "mpi" else "jsrun"
+            why = f"with --{self._controller}, {program} prints the ranks' output"
             given += [("--no-prefix", why)] if options.no_prefix else []
             given += [("--only-rank", why)] if options.only_rank is not None else []
         if options.host_discovery_script is not None:

@@ -20,6 +20,7 @@ __all__ = [
     "cores",
     "counts",
     "integer",
+    "milliseconds",
     "number",
     "parse_flag",
     "parsed",
@@ -185,3 +186,8 @@ def spelled(value: object) -> str:
     if isinstance(value, tuple):
         return ",".join(map(str, value))
     return str(value)
+
+
+def milliseconds(seconds: float) -> int:
+    """For the native core. Never rounded down to 0, which means "off"."""
+    return math.ceil(seconds * 1000)

@@ -2,7 +2,7 @@
 """Every setting, once: environment variable, flag, YAML key and keyword are spellings of one row.
 
 Imports nothing of ours but kinds.py, which says what a row is and how its value is read, and parts of the table:
-elastic.py, ending.py and training.py.
+elastic.py, ending.py, gpus.py and training.py.
 
 This is the only file that reads the process' environment, or writes it: changed_environment does, for
 horovod.common.util.env, which scripts call. Nothing else in this project does. The native core gets its part as strings
@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
-import math
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -24,7 +23,8 @@ from typing import Any
 from horovod.settings import kinds
 from horovod.settings.elastic import ElasticSettings
 from horovod.settings.ending import EndSettings
-from horovod.settings.kinds import Row, SettingError, parse_flag, parsed, setting, spelled
+from horovod.settings.gpus import GpuSettings
+from horovod.settings.kinds import Row, SettingError, milliseconds, parse_flag, parsed, setting, spelled
 from horovod.settings.training import TrainingSettings
 
 __all__ = [
@@ -40,7 +40,6 @@ __all__ = [
 ]
 
 LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
-GPU_WAYS = ("best", "nccl", "host", "mpi")
 INSTRUCTION_SETS = ("best", "avx512", "avx2", "plain")
 # Prefixes of the variables of mpirun, srun and torchrun.
 _OF_LAUNCHERS = "OMPI_ PMI_ PMIX_ MPI_LOCAL I_MPI_HYDRA_ SLURM_ TORCHELASTIC_ MASTER_ RANK WORLD_SIZE LOCAL_WORLD_SIZE"
@@ -48,7 +47,7 @@ _OF_LAUNCHERS += " HOROVOD_SIZE"  # of a launcher that Horovod does not know
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(EndSettings, ElasticSettings, TrainingSettings):
+class Settings(GpuSettings, EndSettings, ElasticSettings, TrainingSettings):
     """The values of one process. Build it with `from_environment`, or by keyword in tests."""
 
     # Tuning
@@ -79,8 +78,8 @@ class Settings(EndSettings, ElasticSettings, TrainingSettings):
         "HOROVOD_THREAD_AFFINITY",
         kinds.cores(),
         (),
-        "The core of each local rank's engine thread, for example 0,8,16. An operation that a thread waits for runs on "
-        "that thread, which this setting does not move.",
+        "The core of each local rank's engine thread, for example 0,8,16. If a thread waits for an operation, that "
+        "thread runs it; the setting does not move that thread.",
         flag="--thread-affinity",
         yaml="library_options.thread_affinity",
     )
@@ -114,71 +113,6 @@ class Settings(EndSettings, ElasticSettings, TrainingSettings):
         kinds.choice(*INSTRUCTION_SETS),
         "best",
         "Instruction set of the reduction kernels; all give the same bits. For tests.",
-    )
-
-    # GPUs
-    gpu_operations: str = setting(
-        "HOROVOD_GPU_OPERATIONS",
-        kinds.choice(*GPU_WAYS),
-        "best",
-        "How GPU tensors travel. nccl: by NCCL, or an error. host: through host memory (mpi means the same). best: by "
-        "NCCL if all ranks of the operation have it and can start it; else through host memory.",
-    )
-    gpu_allreduce: str = setting("HOROVOD_GPU_ALLREDUCE", kinds.choice(*GPU_WAYS), "", "The same, for allreduce only.")
-    gpu_allgather: str = setting("HOROVOD_GPU_ALLGATHER", kinds.choice(*GPU_WAYS), "", "For allgather.")
-    gpu_broadcast: str = setting("HOROVOD_GPU_BROADCAST", kinds.choice(*GPU_WAYS), "", "For broadcast.")
-    gpu_alltoall: str = setting("HOROVOD_GPU_ALLTOALL", kinds.choice(*GPU_WAYS), "", "For alltoall.")
-    gpu_reducescatter: str = setting("HOROVOD_GPU_REDUCESCATTER", kinds.choice(*GPU_WAYS), "", "For reducescatter.")
-    tensorflow_gpu: str = setting(
-        "HOROVOD_TENSORFLOW_GPU",
-        kinds.choice("host", "device"),
-        "host",
-        "Where Horovod gets tensors that TensorFlow has on a GPU. host: TensorFlow copies them to host memory and "
-        "back. device: Horovod gets them on the GPU, and HOROVOD_GPU_OPERATIONS decides how they travel, also in "
-        "functions that XLA compiles. device has not run on a GPU yet.",
-    )
-    cuda_library: str = setting(
-        "HOROVOD_CUDA_LIBRARY", kinds.text(), "", "The CUDA driver's file; default: libcuda.so.1 of the system."
-    )
-    hierarchical_allreduce: bool = setting(
-        "HOROVOD_HIERARCHICAL_ALLREDUCE",
-        kinds.switch(),
-        False,
-        "On GPUs: NCCL reduces inside each host only, and the hosts exchange the sums by TCP or MPI. For clusters "
-        "where NCCL is slow between the hosts, or cannot connect them. Without effect on one host, or unless all hosts "
-        "have the same number of ranks, two or more. Tensors in host memory always travel in two levels.",
-        flag="--hierarchical-allreduce",
-        yaml="params.hierarchical_allreduce",
-    )
-    torus_allreduce: bool = setting(
-        "HOROVOD_TORUS_ALLREDUCE",
-        kinds.switch(),
-        False,
-        "The same two steps, but NCCL also reduces between the hosts, among ranks with the same local rank. It wins "
-        "over HOROVOD_HIERARCHICAL_ALLREDUCE.",
-        flag="--torus-allreduce",
-        yaml="params.torus_allreduce",
-    )
-    nccl_streams: int = setting(
-        "HOROVOD_NUM_NCCL_STREAMS",
-        kinds.integer(1),
-        1,
-        "How many streams NCCL has on a GPU; batches take turns. Each costs the memory of a communicator of NCCL.",
-        flag="--num-nccl-streams",
-        yaml="library_options.num_nccl_streams",
-    )
-    nccl_timeout_s: float = setting(
-        "HOROVOD_NCCL_TIMEOUT_SECONDS",
-        kinds.number(0),
-        600.0,
-        "How long the ranks wait for a GPU or for NCCL, in seconds. After that the job ends. 0 means for ever.",
-    )
-    nccl_library: str = setting(
-        "HOROVOD_NCCL_LIBRARY",
-        kinds.text(),
-        "",
-        "NCCL's file; default: the copy that the framework has loaded, then that of the package nvidia-nccl, then "
-        "libnccl.so.2 of the system.",
     )
 
     dynamic_process_sets: bool = setting(
@@ -225,9 +159,8 @@ class Settings(EndSettings, ElasticSettings, TrainingSettings):
         "HOROVOD_FROZEN_TIMEOUT_SECONDS",
         kinds.number(0),
         3.0,
-        "How long a process may give no sign of life before those of its host take it for frozen, in seconds; ten "
-        "times as long if it only waits for a core. 0 means for ever, and then ranks of other hosts wait for it, too, "
-        "as long as its host answers.",
+        "Seconds of silence after which the other ranks of a host treat a process as frozen; ten times as long if it "
+        "only waits for a core. 0: never, and then ranks of other hosts wait for it, too, while its host answers.",
     )
     lost_timeout_s: float = setting(
         "HOROVOD_LOST_TIMEOUT_SECONDS",
@@ -366,48 +299,18 @@ class Settings(EndSettings, ElasticSettings, TrainingSettings):
             ("cached_names", str(self.cached_names)),
             ("groups_apart", spelled(self.groups_apart)),
             *([("engine_cpu", str(core))] if (core := self._core()) is not None else []),
-            ("stall_warning_ms", str(_milliseconds(warning_s))),
-            ("stall_shutdown_ms", str(_milliseconds(shutdown_s))),
-            ("start_timeout_ms", str(_milliseconds(self.start_timeout_s))),
-            ("frozen_timeout_ms", str(_milliseconds(self.frozen_timeout_s))),
-            ("lost_timeout_ms", str(_milliseconds(self.lost_timeout_s))),
+            ("stall_warning_ms", str(milliseconds(warning_s))),
+            ("stall_shutdown_ms", str(milliseconds(shutdown_s))),
+            ("start_timeout_ms", str(milliseconds(self.start_timeout_s))),
+            ("frozen_timeout_ms", str(milliseconds(self.frozen_timeout_s))),
+            ("lost_timeout_ms", str(milliseconds(self.lost_timeout_s))),
             ("fault_point", self.fault_point),
-            *((f"gpu_{kind}", self._gpu_way(way)) for kind, way in self._gpu_ways.items()),
-            ("cuda_library", self.cuda_library),
-            ("nccl_library", self.nccl_library),
-            ("nccl_streams", str(self.nccl_streams)),
-            ("nccl_timeout_ms", str(_milliseconds(self.nccl_timeout_s))),
-            ("gpu_levels", self._gpu_levels),
+            *self._native_gpu_settings(),
             ("transport", self.communicator),
             ("instruction_set", self.instruction_set),
             ("log_level", self.log_level),
             ("log_time", spelled(self.log_time)),
         ]
-
-    @property
-    def _gpu_ways(self) -> dict[str, str]:
-        return {
-            "allreduce": self.gpu_allreduce,
-            "allgather": self.gpu_allgather,
-            "broadcast": self.gpu_broadcast,
-            "alltoall": self.gpu_alltoall,
-            "reducescatter": self.gpu_reducescatter,
-        }
-
-    @property
-    def _gpu_levels(self) -> str:
-        return "torus" if self.torus_allreduce else "hierarchical" if self.hierarchical_allreduce else "none"
-
-    @property
-    def on_gpus(self) -> str:
-        """How tensors on GPUs travel, in one text that all ranks must have."""
-        words = {name: self._gpu_way(way) for name, way in self._gpu_ways.items()}
-        words |= {"levels": self._gpu_levels, "streams": str(self.nccl_streams), "tensorflow": self.tensorflow_gpu}
-        return " ".join(f"{name}={word}" for name, word in words.items())
-
-    def _gpu_way(self, of_operation: str) -> str:
-        way = of_operation or self.gpu_operations
-        return "host" if way == "mpi" else way
 
     def _log_start(self) -> str:
         return f"{datetime.datetime.now():[%Y-%m-%d %H:%M:%S.%f] }" if self.log_time else ""
@@ -486,8 +389,3 @@ def _change_environment(values: Mapping[str, str | None]) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-
-
-def _milliseconds(seconds: float) -> int:
-    # Never rounded down to 0, which means "off".
-    return math.ceil(seconds * 1000)

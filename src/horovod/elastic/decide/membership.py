@@ -49,6 +49,7 @@ from horovod.elastic.decide.job import (
     waits,
 )
 from horovod.elastic.decide.ranks import in_rank_order
+from horovod.elastic.decide.turn import Turn
 from horovod.elastic.messages import (
     ADDED,
     NO_STATE,
@@ -66,14 +67,12 @@ from horovod.elastic.messages import (
     Left,
     Listed,
     Lost,
-    Message,
     Order,
     Raised,
     Ready,
     Start,
     StateId,
     Stop,
-    Tell,
     Timeout,
     Timer,
     Update,
@@ -96,37 +95,17 @@ def begin(hosts: tuple[tuple[str, int], ...], rules: Rules) -> tuple[JobState, t
 
 def step(job: JobState, event: Event, rules: Rules) -> tuple[JobState, tuple[Order, ...]]:
     """Applies an event to the job. Returns the new state, and the orders in the sequence to carry them out."""
-    turn = _Turn(job, rules)
+    turn = Turn(job, rules)
     _HANDLERS[type(event)](turn, event)
     if turn.job.phase == GATHER:
         _form(turn)
     return turn.job, tuple(turn.orders)
 
 
-class _Turn:
-    """One step under way: the state as it becomes, and the orders so far."""
-
-    def __init__(self, job: JobState, rules: Rules) -> None:
-        self.job = job
-        self.rules = rules
-        self.orders: list[Order] = []
-
-    def set(self, **changes: Any) -> None:
-        self.job = self.job._replace(**changes)
-
-    def tell(self, worker: int, message: Message) -> None:
-        self.orders.append(Tell(worker, message))
-
-    def tell_members(self, message: Message) -> None:
-        for worker in self.job.workers:
-            if worker.number in self.job.members:
-                self.tell(worker.number, message)
-
-
 # Words of workers
 
 
-def _answered(turn: _Turn, event: Ready | Finished | Attached) -> bool:
+def _answered(turn: Turn, event: Ready | Finished | Attached) -> bool:
     """Answers a late event, or a worker that may have missed a message. True if the event needs no more than that."""
     job, number = turn.job, event.worker
     if all(worker.number != number for worker in job.workers):
@@ -145,7 +124,7 @@ def _answered(turn: _Turn, event: Ready | Finished | Attached) -> bool:
     return isinstance(event, Attached)
 
 
-def _ready(turn: _Turn, event: Ready) -> None:
+def _ready(turn: Turn, event: Ready) -> None:
     turn.set(was_ready=True)
     if _answered(turn, event):
         return
@@ -156,15 +135,15 @@ def _ready(turn: _Turn, event: Ready) -> None:
         turn.set(unreached=job.unreached | {(job.generation, first, second) for first, second in pairs})
         if event.why and not any(" reports " in reason for reason in job.reasons):
             turn.set(reasons=(*job.reasons, f"worker {event.worker} reports {event.why}"))
-        _leave_world(turn, event.orderly)
+        turn.leave_world(event.orderly)
     elif turn.job.phase == LIVE and not is_full(turn.job, turn.rules):
         if turn.rules.settle:
             turn.set(settling=True)
         else:
-            _announce(turn, ADDED)
+            turn.announce(ADDED)
 
 
-def _finished(turn: _Turn, event: Finished) -> None:
+def _finished(turn: Turn, event: Finished) -> None:
     if _answered(turn, event):
         return
     _wait(turn, event)
@@ -172,16 +151,16 @@ def _finished(turn: _Turn, event: Finished) -> None:
     _end_if_all_have_finished(turn)
 
 
-def _end_if_all_have_finished(turn: _Turn) -> None:
+def _end_if_all_have_finished(turn: Turn) -> None:
     if turn.job.phase == LIVE and turn.job.finished == turn.job.members:
         _finish(turn, SUCCESS, "all workers have finished")
 
 
-def _attached(turn: _Turn, event: Attached) -> None:
+def _attached(turn: Turn, event: Attached) -> None:
     _answered(turn, event)
 
 
-def _raised(turn: _Turn, event: Raised) -> None:
+def _raised(turn: Turn, event: Raised) -> None:
     """The same exception in two workers at the same cut is the script's, or a sample's: it would come again.
 
     A worker without a state has been at no place of the training, unless its whole world began without one. For those
@@ -201,7 +180,7 @@ def _raised(turn: _Turn, event: Raised) -> None:
         _finish(turn, SCRIPT, f"{who} raised the same exception {where}: {event.error}")
 
 
-def _wait(turn: _Turn, event: Ready | Finished) -> None:
+def _wait(turn: Turn, event: Ready | Finished) -> None:
     waiting = {**dict(turn.job.waiting), event.worker: event.state}
     turn.set(waiting=tuple(sorted(waiting.items())), come=turn.job.come | {event.worker})
 
@@ -209,7 +188,7 @@ def _wait(turn: _Turn, event: Ready | Finished) -> None:
 # Ends of processes, and changes of hosts
 
 
-def _left(turn: _Turn, event: Left) -> None:
+def _left(turn: Turn, event: Left) -> None:
     """It waits for no world, so none forms before its end has been seen."""
     job, number = turn.job, event.worker
     if job.phase == LIVE and number in job.members:
@@ -218,7 +197,7 @@ def _left(turn: _Turn, event: Left) -> None:
         _end_if_all_have_finished(turn)
 
 
-def _ended(turn: _Turn, event: Ended) -> None:
+def _ended(turn: Turn, event: Ended) -> None:
     job, number = turn.job, event.worker
     worker = next((worker for worker in job.workers if worker.number == number), None)
     if worker is None:
@@ -237,13 +216,13 @@ def _ended(turn: _Turn, event: Ended) -> None:
         turn.set(reasons=(*job.reasons, f"worker {number} on {worker.host} {event.how}"))
         _blame(turn, worker, event.at_s, started=number in job.come or number in job.members)
     if number in job.members:
-        _leave_world(turn, orderly=False)
+        turn.leave_world(orderly=False)
     if job.generation and not job.fresh and not any(worker.number in job.members for worker in turn.job.workers):
         _lose_state(turn)
     _use_places(turn)
 
 
-def _blame(turn: _Turn, worker: Worker, at_s: float, started: bool) -> None:
+def _blame(turn: Turn, worker: Worker, at_s: float, started: bool) -> None:
     """Blacklists the place of a failed worker, or its whole host, unless discovery has dropped the place."""
     job, host = turn.job, worker.host
     if worker.place not in job.listed:
@@ -262,7 +241,7 @@ def _blame(turn: _Turn, worker: Worker, at_s: float, started: bool) -> None:
     turn.set(blacklisted=job.blacklisted | {place})
 
 
-def _discovered(turn: _Turn, event: Listed) -> None:
+def _discovered(turn: Turn, event: Listed) -> None:
     """A host that is missing once and comes back is a new one: its age and its failures are forgotten."""
     job, now = turn.job, dict(event.hosts)
     if job.phase == OVER:
@@ -278,13 +257,13 @@ def _discovered(turn: _Turn, event: Listed) -> None:
     _use_places(turn)
 
 
-def _cooled_down(turn: _Turn, event: CooledDown) -> None:
+def _cooled_down(turn: Turn, event: CooledDown) -> None:
     if turn.job.phase != OVER:
         turn.set(blacklisted=turn.job.blacklisted - {event.place})
         _use_places(turn)
 
 
-def _use_places(turn: _Turn) -> None:
+def _use_places(turn: Turn) -> None:
     """Follows what is listed: tells those on places that are not, and starts workers in empty ones."""
     job, blocked = turn.job, turn.job.blacklisted
     places = [(host, slot) for host, slots in job.hosts if (host, WHOLE_HOST) not in blocked for slot in range(slots)]
@@ -295,9 +274,9 @@ def _use_places(turn: _Turn) -> None:
         return
     for worker in job.workers:
         if worker.place in gone and worker.number not in job.members and worker.number not in job.told:
-            _stop(turn, worker.number)
+            turn.stop(worker.number)
         elif worker.place in gone and worker.number in job.members and job.phase == LIVE:
-            _announce(turn, REMOVED)
+            turn.announce(REMOVED)
     all_failed = bool(job.hosts) and all((host, WHOLE_HOST) in blocked for host, _ in job.hosts)
     if all_failed and not turn.rules.cooldown and not any(worker.number in job.members for worker in job.workers):
         _finish(turn, NO_HOST_LEFT, all_have_failed(job))
@@ -319,7 +298,7 @@ def _use_places(turn: _Turn) -> None:
 # Worlds
 
 
-def _chosen(turn: _Turn, held: dict[int, StateId]) -> list[Worker]:
+def _chosen(turn: Turn, held: dict[int, StateId]) -> list[Worker]:
     """The members of the next world, [] if it cannot form yet or the state is lost."""
     job = turn.job
     waiting = [worker for worker in job.workers if worker.number in held]
@@ -344,7 +323,7 @@ def _chosen(turn: _Turn, held: dict[int, StateId]) -> list[Worker]:
     return members[: turn.rules.max_np]
 
 
-def _form(turn: _Turn) -> None:
+def _form(turn: Turn) -> None:
     """Makes the next world, once every member of the last one is accounted for and there are enough."""
     if missing(turn.job):
         return
@@ -359,7 +338,7 @@ def _form(turn: _Turn) -> None:
         return
     for worker in job.workers:
         if worker.number in held and worker.place not in job.listed and worker not in members:
-            _stop(turn, worker.number)
+            turn.stop(worker.number)
     root = max(members, key=lambda worker: (held[worker.number], -worker.number)).number
     states = {held[worker.number] for worker in members}
     numbers = frozenset(worker.number for worker in members)
@@ -400,7 +379,7 @@ def _form(turn: _Turn) -> None:
     for worker in members:
         turn.tell(worker.number, record)
     if any(worker.place not in job.listed for worker in members):
-        _announce(turn, REMOVED)
+        turn.announce(REMOVED)
     if rules.spares:
         _use_places(turn)
 
@@ -410,7 +389,7 @@ def _broke_by_itself(job: JobState, newest: StateId) -> bool:
     return job.lost and job.calm and job.record is not None and newest <= job.record.base
 
 
-def _end_one_that_is_apart(turn: _Turn, members: list[Worker]) -> bool:
+def _end_one_that_is_apart(turn: Turn, members: list[Worker]) -> bool:
     """Ends it, and says whether there was one. The next world waits for its end. Not if too few were left, for good."""
     job, found = turn.job, one_apart(turn.job)
     if found is None:
@@ -421,36 +400,16 @@ def _end_one_that_is_apart(turn: _Turn, members: list[Worker]) -> bool:
     if rest < needed(job, turn.rules) and not turn.rules.cooldown:
         return False
     both = f"it and worker {names([worker for worker in job.workers if worker.number == other])}"
-    turn.orders.append(Kill(number, f"was ended: {both} cannot connect to each other; is there a firewall?"))
+    turn.orders.append(Kill(number, f"was ended: {both} cannot connect to each other; look for a firewall"))
     waiting = tuple(item for item in job.waiting if item[0] != number)
     turn.set(apart=job.apart | {number}, waiting=waiting, unreached=frozenset())
     return True
 
 
-def _leave_world(turn: _Turn, orderly: bool) -> None:
-    """Ends the newest world. A loss is told to all members; at a cut all of them leave by themselves."""
-    if not orderly and not turn.job.lost:
-        turn.tell_members(Lost(turn.job.generation))
-    turn.set(phase=GATHER, lost=turn.job.lost or not orderly, settling=False)
-
-
-def _announce(turn: _Turn, flags: int) -> None:
-    """Tells the members to leave at their next cut, if they do not know it yet."""
-    job = turn.job
-    if job.announced | flags != job.announced:
-        turn.set(updates=job.updates + 1, announced=job.announced | flags)
-        turn.tell_members(Update(turn.job.updates, turn.job.announced))
-
-
-def _stop(turn: _Turn, number: int) -> None:
-    turn.set(told=turn.job.told | {number}, waiting=tuple(item for item in turn.job.waiting if item[0] != number))
-    turn.tell(number, Stop())
-
-
 # Ends and timers
 
 
-def _lose_state(turn: _Turn) -> None:
+def _lose_state(turn: Turn) -> None:
     if not turn.rules.restart:
         what = "every worker that held the state has ended" if turn.job.generation > 1 else "all workers have ended"
         _finish(turn, STATE_LOST, what + because(turn.job))
@@ -459,7 +418,7 @@ def _lose_state(turn: _Turn) -> None:
     turn.set(announced=0, settling=False, reasons=(*turn.job.reasons, "no worker holds the state: all start over"))
 
 
-def _finish(turn: _Turn, outcome: str, text: str) -> None:
+def _finish(turn: Turn, outcome: str, text: str) -> None:
     job = turn.job
     for worker in job.workers:
         if worker.number not in job.told:
@@ -469,14 +428,14 @@ def _finish(turn: _Turn, outcome: str, text: str) -> None:
     turn.orders.append(End(outcome, text))
 
 
-def _late(turn: _Turn, event: Timeout) -> None:
+def _late(turn: Turn, event: Timeout) -> None:
     """A timer has run out; it counts only if the driver still waits for that."""
     job, wait = turn.job, waits(turn.job, turn.rules)
     if wait is None or wait.timer != event.timer:
         return
     if event.timer == Timer.SETTLE:
         turn.set(settling=False)
-        _announce(turn, ADDED)
+        turn.announce(ADDED)
     elif event.timer == Timer.STRAGGLERS:
         # Their ends are awaited before the next world forms: no worker may be left that believes in the last one.
         turn.orders.extend(Kill(worker.number) for worker in missing(job))
@@ -487,7 +446,7 @@ def _late(turn: _Turn, event: Timeout) -> None:
         _finish(turn, TOO_FEW_SLOTS, f"it waited too long for {wait.text}")
 
 
-_HANDLERS: dict[type, Callable[[_Turn, Any], None]] = {
+_HANDLERS: dict[type, Callable[[Turn, Any], None]] = {
     Ready: _ready,
     Finished: _finished,
     Attached: _attached,

@@ -226,7 +226,7 @@ def _happened(cause: Cause, own: RankExit | None) -> tuple[str, str, str]:
         hint = "Ctrl-Z suspends a whole job; HOROVOD_FROZEN_TIMEOUT_SECONDS=0 lets ranks wait for one that is stopped"
         return f"was stopped by {signal_name(cause.stopped_by)} and not continued", hint, "rank-stopped"
     if cause.kind == REJOINED:
-        hint = "shutdown and init are for all ranks, after the same calls"
+        hint = "call shutdown() and init() on all ranks, after the same collectives"
         return "called shutdown() and init() while other ranks still waited for it", hint, RankLeftError.code
     if own is None or own.asked:
         if cause.kind == "RANK_LEFT":

@@ -303,8 +303,8 @@ class Outputs:
         self._directory = None  # for processes that join later, too
         self._close_files()
         self._warn(
-            f"warning: cannot write to {path}: {error.strerror}; from now on no file gets what the ranks "
-            "print, only the terminal\nhint: the job goes on; --output-filename names the folder"
+            f"warning: cannot write to {path}: {error.strerror}; the ranks' output now goes to the terminal "
+            "only, to no file\nhint: the job goes on; --output-filename names the folder"
         )
 
     def _close_files(self) -> None:

@@ -57,8 +57,11 @@ class RollCall:
         """Gives up a host that has not answered. `said`: the output from before its agent could speak."""
         lines = [line.strip() for line in said.splitlines() if line.strip()]
         last = f"; the last that came from it was: {lines[-1]}" if lines else ""
-        hint = "does a file system hang there, or a start file of the shell (~/.bashrc)? It has to be ended there; "
-        self.fails(host, f"did not answer within {seconds:g} s{last}", f"{hint}--start-timeout gives hosts more time")
+        hint = (
+            "look on that host for a file system or a shell start file (~/.bashrc) that hangs, and end the hanging "
+            "process there; --start-timeout gives hosts more time"
+        )
+        self.fails(host, f"did not answer within {seconds:g} s{last}", hint)
 
     def address(self) -> str | None:
         """The first of the addresses that every host reached."""
@@ -85,7 +88,10 @@ class RollCall:
 
     def _unreachable(self) -> dict[str, list[tuple[str, str]]]:
         """No address works for all: what each host could not reach."""
-        hint = "all hosts must reach one address of this one: --network-interface chooses; is there a firewall?"
+        hint = (
+            "all hosts must reach the same address of this host: choose a network with --network-interface, or look "
+            "for a firewall"
+        )
         return {
             host: [("cannot reach this host at " + ", ".join(f"{one} ({text})" for one, text in why.items()), hint)]
             for host, why in self._unreached.items()

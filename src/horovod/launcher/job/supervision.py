@@ -409,7 +409,7 @@ class Supervision:
 def _who_told(agent: AgentLink, number: int, alone: bool) -> str:
     """In words, behind the name of an agent. `alone`: its parent, which sends SIGTERM with its own end, is gone."""
     if alone and agent.remote:
-        return "was ended, because the process that keeps it there was killed"
+        return "ended because its parent process on that host was killed"
     return f"was sent {processes.signal_name(number)} by something outside this job"
 
 

@@ -32,7 +32,7 @@ EXPLANATIONS_OF_ELASTIC = (
         "go on from. Read above how the workers ended: if all of them did at once, it was most likely the script, "
         "perhaps before its training began.",
         (
-            "Fix what ended the workers; their own last lines stand above.",
+            "Fix what ended the workers; their own last lines are above.",
             "HOROVOD_ELASTIC_STATE_LOSS=restart lets new workers train from the start, or from a checkpoint that the "
             "script loads.",
         ),
@@ -78,14 +78,14 @@ EXPLANATIONS_OF_ELASTIC = (
     ),
     Explanation(
         "elastic-script",
-        "The script itself ends the job: the same exception in several workers, or unequal ends",
+        "The script ended the job: several workers raised the same exception, or some ended and others did not",
         _LAUNCHER,
         ("raised the same exception", "it waited too long for the end of training"),
         "Two workers raised the same exception after the same commit, or three while joining, so a new world would "
         "raise it again. The cause is the script, or data that cannot be read. Or the training function has returned "
         "in some workers and not in others: these have more steps to do, or other work that takes long.",
         (
-            "Fix the script; the exception stands above, with its traceback.",
+            "Fix the script; the exception is above, with its traceback.",
             "Give all workers the same number of steps, and do the work of one worker after the training function; "
             "HOROVOD_ELASTIC_STRAGGLER_SECONDS gives it more time.",
         ),

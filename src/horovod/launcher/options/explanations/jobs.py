@@ -32,7 +32,7 @@ EXPLANATIONS_OF_JOBS = (
         _LAUNCHER,
         ("exited with code",),
         "The script of one rank ended with a nonzero exit code, and the launcher ended the other ranks. The rank's own "
-        "last lines stand above; its whole output stands further up.",
+        "last lines are above; its whole output is further up.",
         (
             "Read the rank's own error. Run the script alone to see if it fails there, too: `python train.py`.",
             "`--output-filename DIR` keeps each rank's output in a file of its own.",
@@ -70,7 +70,7 @@ EXPLANATIONS_OF_JOBS = (
         "A library, not Python code, made the process end. SIGBUS often means a full /dev/shm, which PyTorch's "
         "DataLoader uses (Horovod does not); SIGILL means that a library was built for another processor.",
         (
-            "Set PYTHONFAULTHANDLER=1: it prints where each thread stood.",
+            "Set PYTHONFAULTHANDLER=1: it prints where each thread was.",
             "Check /dev/shm: `df -h /dev/shm`.",
         ),
     ),
@@ -79,8 +79,9 @@ EXPLANATIONS_OF_JOBS = (
         "A rank was stopped by a signal and not continued",
         _LAUNCHER,
         ("and not continued",),
-        "One rank was stopped (SIGSTOP, or a debugger). The others waited for HOROVOD_FROZEN_TIMEOUT_SECONDS and "
-        "then gave up.",
+        "A signal such as SIGSTOP stopped one rank. The others waited for HOROVOD_FROZEN_TIMEOUT_SECONDS and then gave "
+        "up. If a debugger stops a rank, the others of its host wait. Another host gives up after "
+        "HOROVOD_LOST_TIMEOUT_SECONDS, if that rank is the lowest of its host.",
         (
             "To suspend a whole job, press Ctrl-Z in horovodrun's terminal, and `fg` to go on.",
             "To stop one rank for longer, set HOROVOD_FROZEN_TIMEOUT_SECONDS=0. Then all ranks wait for the stopped "
@@ -132,7 +133,7 @@ EXPLANATIONS_OF_JOBS = (
         "HOROVOD_LOST_TIMEOUT_SECONDS (5 s), or its connection (ssh, srun) has ended. Ranks there then end by "
         "themselves. If the job is not elastic, all others have been ended.",
         (
-            "Look whether the machine and its network are up, and into its logs.",
+            "Check that the machine and its network are up. Read its logs.",
             "If hosts are silent for a good reason, raise HOROVOD_LOST_TIMEOUT_SECONDS; 0 means for ever.",
         ),
     ),

@@ -24,7 +24,7 @@ EXPLANATIONS = (
     Explanation(
         "start-alone",
         "This process was started with others, but nothing tells it how to find them",
-        f"{_START}; a warning if no variable tells of the others",
+        f"{_START}; a warning, if no environment variable shows that there are other processes",
         ("says that this is one of ... processes", "this process trains alone (size 1)", "no rank has called init"),
         "A launcher that Horovod does not know (it knows mpirun of Open MPI, MPICH and Intel MPI, srun, torchrun) has "
         "started several processes, and nothing tells them where to meet. Without this error, each process would train "
@@ -236,7 +236,7 @@ EXPLANATIONS = (
         "duplicate-name",
         "An operation of this name is still in flight on this rank",
         "DuplicateNameError (a ValueError); InvalidArgumentError in TensorFlow",
-        ("while an operation of that name is in flight on it",),
+        ("again before the first call of that name had ended",),
         "A name identifies an operation across ranks, so it can be in flight once. A second call used it before the "
         "first had completed.",
         (
@@ -263,7 +263,7 @@ EXPLANATIONS = (
         "refused",
         "Another rank's call of this operation was wrong",
         "PeerRefusedError (a MismatchError); FailedPreconditionError in TensorFlow",
-        ("could not submit",),
+        ("could not call",),
         "The message names the rank whose arguments were wrong, and says what was wrong with them. That rank has "
         "raised the same as an error of its own, with a traceback that shows the call. This rank's call was right, but "
         "cannot complete without the other. The world keeps running.",
@@ -312,7 +312,7 @@ EXPLANATIONS = (
         "operations, it could still go on: the job keeps waiting. An elastic job ends as well, because the calls would "
         "differ again.",
         (
-            "Compare the calls in the message: all ranks must call the same collectives in the same order.",
+            "Compare the calls in the message: calls that wait must come in the same order on all ranks.",
             "Look for a branch on hvd.rank(), or for a set or a dictionary that orders names differently on each rank.",
         ),
     ),
@@ -348,7 +348,7 @@ EXPLANATIONS = (
         (
             "Read the launcher's last words and the lost rank's output.",
             "A frozen rank in state D waits for a disk or a network file system.",
-            "If you stop a rank on purpose (debugger, SIGSTOP), set HOROVOD_FROZEN_TIMEOUT_SECONDS=0. "
+            "If you stop a rank on purpose (SIGSTOP, a debugger), set HOROVOD_FROZEN_TIMEOUT_SECONDS=0. "
             "HOROVOD_LOST_TIMEOUT_SECONDS limits how long another host may be silent.",
         ),
     ),
@@ -459,7 +459,7 @@ _BY_CODE = {one.code: one for one in EXPLANATIONS}
 def explain(code: str) -> str:
     """The story behind a code, for a terminal. Raises KeyError for a code that does not exist."""
     one = _BY_CODE[code]
-    lines = [f"{one.code}: {one.title}", "", f"It comes as: {one.comes_as}", ""]
+    lines = [f"{one.code}: {one.title}", "", f"You get: {one.comes_as}", ""]
     lines += ["You read, among other words:", *(f"    {message}" for message in one.messages), ""]
     lines += ["Why", *_indented(one.why, ""), "", "What to do"]
     for action in one.actions:
