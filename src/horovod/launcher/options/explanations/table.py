@@ -196,7 +196,7 @@ EXPLANATIONS = (
     Explanation(
         "native-core",
         "The native library is missing, was built for another system, or belongs to another version",
-        "ImportError, from hvd.init() or another call that needs the library, with MXNet at import",
+        "ImportError, from hvd.init() or another call that needs the library; with JAX and MXNet at import",
         ("Horovod's native core is missing", "Horovod's native core cannot be opened"),
         "Python found the package, but not a library that fits it: a source tree on PYTHONPATH has no library, or two "
         "installed versions are mixed.",
