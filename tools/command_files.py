@@ -5,6 +5,7 @@ import argparse
 import re
 from collections.abc import Iterator
 
+from horovod.launcher.options.explanations import EXPLANATIONS
 from horovod.launcher.options.flags import parser as make_parser
 
 
@@ -83,6 +84,8 @@ def for_zsh() -> str:
             what = re.sub(r"([\[\]:'`\\])", r"", " ".join((action.help or "").split()))
             values = "".join(f":{value}:({' '.join(_choices(action))})" if _choices(action) else f":{value}:_files"
                              for value in _values(action))  # fmt: skip
+            if action.nargs == "?" and _choices(action):
+                values = f"::{action.metavar}:({' '.join(_choices(action))})"
             lines += [f"  '{name}[{what}]{values}' \\" for name in action.option_strings]
     return "\n".join(lines) + "\n  '*::command:_normal'\n"
 
@@ -104,6 +107,8 @@ def _values(action: argparse.Action) -> list[str]:
 
 
 def _choices(action: argparse.Action) -> list[str]:
+    if "--explain" in action.option_strings:
+        return [one.code for one in EXPLANATIONS]
     if action.choices:
         return [str(choice) for choice in action.choices]
     found = re.fullmatch(r"\{(.*)\}", str(action.metavar or ""))

@@ -123,7 +123,7 @@ def main() -> None:
     digits = mnist.load(arguments.data_dir)
     train_set = dataset(digits.train_images[: arguments.images], digits.train_labels[: arguments.images])
     if hvd.rank() == 0:
-        print(f"{hvd.size()} ranks, {len(train_set)} training images, {digits.source}", flush=True)
+        print(f"ranks: {hvd.size()}, {len(train_set)} training images, {digits.source}", flush=True)
     test_set = dataset(digits.test_images, digits.test_labels)
     # Horovod: every rank trains on its own share. The test's shares are cut by hand, as DistributedSampler would repeat
     # images to make them equal.

@@ -60,7 +60,7 @@ class Test(tf.train.SessionRunHook):
 
     def end(self, session: Any) -> None:
         accuracy, step = session.run(self.results, self.feed)
-        print(f"{hvd.size()} ranks, step {step}, test accuracy {accuracy:.4f}", flush=True)
+        print(f"ranks: {hvd.size()}, step {step}, test accuracy {accuracy:.4f}", flush=True)
 
 
 def main() -> None:

@@ -72,7 +72,7 @@ def main() -> None:
             # Perform synchronous training
             _, last_loss, step = mon_sess.run([train_op, loss, global_step])
     if hvd.rank() == 0:
-        print(f"{hvd.size()} ranks, step {step}, loss {last_loss:.4f}", flush=True)
+        print(f"ranks: {hvd.size()}, step {step}, loss {last_loss:.4f}", flush=True)
 
 
 if __name__ == "__main__":

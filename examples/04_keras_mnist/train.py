@@ -93,7 +93,7 @@ def main() -> None:
     mine = slice(hvd.rank(), None, hvd.size())
     loss, accuracy = hvd.allreduce(np.array(model.evaluate(x_test[mine], y_test[mine], verbose=0)), name="test")
     if hvd.rank() == 0:
-        print(f"{hvd.size()} ranks, test loss {loss:.4f}, accuracy {accuracy:.4f}", flush=True)
+        print(f"ranks: {hvd.size()}, test loss {loss:.4f}, accuracy {accuracy:.4f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def main() -> None:
         verbose=1 if hvd.rank() == 0 else 0,
     )
     if hvd.rank() == 0:
-        print(f"{hvd.size()} ranks, training accuracy {history.history['accuracy'][-1]:.4f}", flush=True)
+        print(f"ranks: {hvd.size()}, training accuracy {history.history['accuracy'][-1]:.4f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -101,7 +101,7 @@ def main() -> None:
     images, labels = arrays(digits.train_images[: arguments.images], digits.train_labels[: arguments.images])
     test_images, test_labels = arrays(digits.test_images, digits.test_labels)
     if hvd.rank() == 0:
-        print(f"{hvd.size()} ranks, {len(labels)} training images, {digits.source}", flush=True)
+        print(f"ranks: {hvd.size()}, {len(labels)} training images, {digits.source}", flush=True)
 
     net = lenet5()
     net.initialize(mx.init.Xavier())

@@ -74,7 +74,7 @@ def main() -> None:
     digits = mnist.load(arguments.data_dir)
     images, labels = pixels(digits.train_images[: arguments.images]), digits.train_labels[: arguments.images]
     if hvd.rank() == 0:
-        print(f"{hvd.size()} ranks, {len(images)} training images, {digits.source}", flush=True)
+        print(f"ranks: {hvd.size()}, {len(images)} training images, {digits.source}", flush=True)
 
     model = LeNet5()
     params = model.init(jax.random.key(arguments.seed + hvd.rank()), images[:1])

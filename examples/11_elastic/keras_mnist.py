@@ -80,7 +80,7 @@ def main() -> None:
     right = np.sum(model.predict(test_images[mine], verbose=0).argmax(1) == digits.test_labels[mine])
     accuracy = float(hvd.allreduce(np.array(right, np.float32), name="right", op=hvd.Sum)) / len(digits.test_labels)
     if hvd.rank() == 0:
-        print(f"{hvd.size()} workers, test accuracy {accuracy:.4f}", flush=True)
+        print(f"workers: {hvd.size()}, test accuracy {accuracy:.4f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ def main() -> None:
             state.batch += 1
             state.images += BATCH * hvd.size()
             if state.batch % 50 == 0 and hvd.rank() == 0:
-                print(f"step {state.batch}: {hvd.size()} workers, loss {float(loss):.4f}", flush=True)
+                print(f"step {state.batch}: loss {float(loss):.4f}, workers: {hvd.size()}", flush=True)
             # Horovod: what is committed is not lost; the other steps only ask if the hosts have changed
             state.commit() if state.batch % arguments.commit == 0 else state.check_host_updates()
 
@@ -84,7 +84,7 @@ def main() -> None:
     right = np.sum(model.predict(test_images[mine], verbose=0).argmax(1) == digits.test_labels[mine])
     accuracy = float(hvd.allreduce(tf.constant(right, tf.float32), op=hvd.Sum)) / len(digits.test_labels)
     if hvd.rank() == 0:
-        print(f"{hvd.size()} workers, test accuracy {accuracy:.4f}", flush=True)
+        print(f"workers: {hvd.size()}, test accuracy {accuracy:.4f}", flush=True)
 
 
 if __name__ == "__main__":

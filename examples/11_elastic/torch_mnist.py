@@ -69,7 +69,7 @@ def main() -> None:
                 # Horovod: what is committed is not lost; the other batches only ask if the hosts have changed
                 state.commit() if state.batch % arguments.commit == 0 else state.check_host_updates()
             if hvd.rank() == 0:
-                print(f"epoch {state.epoch + 1}: {hvd.size()} workers, loss {loss.item():.4f}", flush=True)
+                print(f"epoch {state.epoch + 1}: loss {loss.item():.4f}, workers: {hvd.size()}", flush=True)
             sampler.set_epoch(state.epoch + 1)
             state.batch = 0
 
@@ -85,7 +85,7 @@ def main() -> None:
     train(state)
     accuracy = correct()
     if hvd.rank() == 0:
-        print(f"{hvd.size()} workers, test accuracy {accuracy:.4f}", flush=True)
+        print(f"workers: {hvd.size()}, test accuracy {accuracy:.4f}", flush=True)
 
 
 if __name__ == "__main__":

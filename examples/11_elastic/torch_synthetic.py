@@ -53,13 +53,13 @@ def main() -> None:
             rate = arguments.batch_size * (state.batch - first) / (time.monotonic() - begin)
             state.rates = [*state.rates, rate * hvd.size()]
             if hvd.rank() == 0:
-                print(f"iteration {state.iter}: {rate:.1f} images/s per worker, {hvd.size()} workers", flush=True)
+                print(f"iteration {state.iter}: {rate:.1f} images/s per worker, workers: {hvd.size()}", flush=True)
             state.iter, state.batch = state.iter + 1, 0
         return list(state.rates)
 
     rates = measure(hvd.elastic.TorchState(model=model, optimizer=optimizer, iter=0, batch=0, rates=[]))
     if hvd.rank() == 0:
-        print(f"{statistics.mean(rates):.1f} images/s on all workers, {len(rates)} iterations", flush=True)
+        print(f"{statistics.mean(rates):.1f} images/s on all workers, iterations: {len(rates)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -45,7 +45,9 @@ MIRRORS = (
     "https://storage.googleapis.com/cvdf-datasets/mnist",
 )
 TIMEOUT_S = 20
-HINT = "hint: put the four MNIST files into a folder and name it with --data-dir, or install scikit-learn"
+BY_HAND = "hint: put the four MNIST files into ~/.cache/hvd/mnist, or into a folder that --data-dir names"
+HINT = f"{BY_HAND}; or install scikit-learn, whose small digits are used then"
+HINT_ALONE = f"{BY_HAND}, on each host; examples/11_elastic/torch_synthetic.py needs no data"
 
 
 class Digits(NamedTuple):
@@ -83,8 +85,11 @@ def load(data_dir: str | None) -> Digits:
 
 
 def load_alone(data_dir: str | None) -> Digits:
-    """The digits for a worker of an elastic job, which may have no other one to talk to. Raises OSError."""
-    return _read(fetch(Path(data_dir) if data_dir else None))
+    """The digits for a worker of an elastic job, which may have no other one to talk to. Without them it ends."""
+    try:
+        return _read(fetch(Path(data_dir) if data_dir else None))
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"MNIST cannot be had: {error}\n{HINT_ALONE}") from None
 
 
 def fetch(data_dir: Path | None, ways: Sequence[Callable[[Path], None]] | None = None) -> Path:

@@ -168,7 +168,16 @@ Status StallReport::report() {
     names_left -= std::min(names_left, group.names.size());
     report += (report.empty() ? "" : ";\n  ") + text;
   }
-  tell(report, all_missing(stalled), crossed);
+  std::string hint = std::string("\nhint: every rank must call the same collectives; look for ") +
+                     (crossed ? "a branch on the rank, unequal numbers of steps, or models that differ: ranks wait for "
+                                "each other in different calls"
+                              : "a branch on the rank, uneven data, or a rank that is slow");
+  if (!stuck.empty() && !report.empty()) {  // the error has the rest
+    report =
+        list_ranks(stuck, kShownRanks) + " wait for each other in different calls (the error that follows names them)";
+    hint.clear();
+  }
+  tell(report, hint, all_missing(stalled));
   if (!is_certain()) return {};
   std::string calls;
   for (const auto& [ranks, group] : stalled) {
@@ -188,7 +197,7 @@ bool StallReport::is_certain() const {
 }
 
 // Once the missing ranks have said where they stand, or have had the time to.
-void StallReport::tell(const std::string& report, std::vector<int> asked, bool crossed) {
+void StallReport::tell(const std::string& report, const std::string& hint, std::vector<int> asked) {
   if (report.empty()) asked_ns_ = 0;
   if (report.empty() || !settings_.warnings) return;
   const bool is_told = told_ns_ != 0 && now_ns() - told_ns_ < settings_.stall_warning_ms * 1000000;
@@ -204,11 +213,7 @@ void StallReport::tell(const std::string& report, std::vector<int> asked, bool c
   if (!answered && now_ns() - asked_ns_ < kStackPatienceS * 1000000000ull) return;
   asked_ns_ = 0;
   told_ns_ = now_ns();
-  warn("stall: " + report + stacks_in_words(leader_.facts().stacks(), asked) +
-           "\nhint: every rank must call the same collectives; look for " +
-           (crossed ? "a branch on the rank, unequal numbers of steps, or models that differ: ranks wait for each "
-                      "other in different calls"
-                    : "a branch on the rank, uneven data, or a rank that is slow") +
+  warn("stall: " + report + stacks_in_words(leader_.facts().stacks(), asked) + hint +
            "\nmore: horovodrun --explain stall",
        settings_.log_time);
 }

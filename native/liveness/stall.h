@@ -38,7 +38,7 @@ class StallReport {
  private:
   bool anything_is_late(double resumed_s);
   bool knows_who_waits();
-  void tell(const std::string& report, std::vector<int> asked, bool crossed);
+  void tell(const std::string& report, const std::string& hint, std::vector<int> asked);
   bool is_certain() const;
 
   const EngineSettings& settings_;

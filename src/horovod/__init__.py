@@ -3,7 +3,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from horovod import not_yet
+from horovod.core.missing import announce, error_of
 
 if TYPE_CHECKING:
     from horovod.launcher.function.run_function import run
@@ -12,7 +12,7 @@ __version__ = "0.1.0"  # the one place: pyproject.toml and CMakeLists.txt read t
 
 __all__ = ["__version__", "run"]
 
-not_yet.announce()
+announce()
 
 
 def __getattr__(name: str) -> Any:
@@ -20,4 +20,4 @@ def __getattr__(name: str) -> Any:
         from horovod.launcher.function.run_function import run
 
         return run
-    raise not_yet.missing(__name__, name)
+    raise error_of(__name__, name)

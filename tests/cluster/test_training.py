@@ -56,7 +56,7 @@ class Trained:
         import torch
 
         found = re.search(r"test accuracy (\d\.\d+) \(10000 images\)", said)
-        assert found is not None and re.search(r"4 ranks, \d+ training images, MNIST", said), said
+        assert found is not None and re.search(r"ranks: 4, \d+ training images, MNIST", said), said
         return cls(float(found[1]), torch.load(checkpoint)["model"])
 
 

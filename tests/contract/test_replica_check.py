@@ -37,10 +37,16 @@ def test_what_differs_and_on_which_ranks_is_named(worlds: WorldPool) -> None:
         ]
         odd = hvd.add_process_set([1, 2])
         texts.append(said("in a set", [("w", rank == 0)], odd) if rank else "")
+        kept = ReplicaCheck("kept", global_process_set)
+        due = [kept.is_due(), kept.is_due()]
         with hvd.uneven_data():
             if rank:
+                due.append(kept.is_due())
                 texts.append(said("joined", [("w", 1)]))
                 texts.append(said("joined, too", [("w", rank)]))
+        assert due == [True, *[False] * (len(due) - 1)]
+        after = [kept.is_due() for _ in range(4)]
+        assert after == [True, False, False, True], "a join leaves old weights, and unequal numbers of steps"
         hvd.remove_process_set(odd)  # other tests use this world, too
         return texts
 
@@ -53,7 +59,7 @@ def test_what_differs_and_on_which_ranks_is_named(worlds: WorldPool) -> None:
         "",
     ]
     joined = ["", "before step 1 of joined, too, the ranks differ in `w`; rank 1 is unlike rank 2"]
-    environment = {**SHM, "HOROVOD_DYNAMIC_PROCESS_SETS": "1"}
+    environment = {**SHM, "HOROVOD_DYNAMIC_PROCESS_SETS": "1", "HOROVOD_REPLICA_CHECK_STEPS": "3"}
     assert worlds(3, environment).run(run) == [common, [*none, *joined], [*none, "", ""]]
 
 

@@ -45,10 +45,10 @@ def test_an_example_goes_through_changes(tmp_path: Path, name: str) -> None:
     assert done.code == 0, done.stderr
     assert "1 loss survived: worker 1 on localhost was killed by SIGKILL" in done.stderr
     if "mnist" in name:
-        (accuracy,) = re.findall(r"2 workers, test accuracy (\d\.\d+)", done.stdout)
+        (accuracy,) = re.findall(r"workers: 2, test accuracy (\d\.\d+)", done.stdout)
         assert float(accuracy) >= LEAST
     else:
-        assert re.search(r"images/s on all workers, 60 iterations", done.stdout)
+        assert re.search(r"images/s on all workers, iterations: 60", done.stdout)
 
 
 def wait_for_world(job: ElasticJob, size: int) -> None:

@@ -54,7 +54,7 @@ def test_mnist_trains_and_goes_on_from_its_checkpoint(data: str, tmp_path: Path)
     checkpoint = ["--checkpoint", str(tmp_path / "lenet.pt")]
     first = horovodrun("-np", "2", *script, *checkpoint, "--epochs", "1")
     assert first.returncode == 0, first.stderr
-    assert "[0]<stdout>:2 ranks, 60000 training images" in first.stdout
+    assert "[0]<stdout>:ranks: 2, 60000 training images" in first.stdout
     assert "accuracy" in first.stdout and "on 10000 images" in first.stdout
     assert "[1]<" not in first.stdout + first.stderr, "one rank talks for all"
     assert re.search(r"\[0\]<stderr>:epoch 1/1 30000/30000 per rank  loss \d", first.stderr)
@@ -106,7 +106,7 @@ def number_after(text: str, output: str) -> float:
 def test_a_session_loop_trains_saves_and_goes_on(data: str, tmp_path: Path) -> None:
     arguments = ("--data-dir", data, "--batch-size", "32", "--steps")
     first = with_tensorflow("02_tensorflow_v1_mnist", tmp_path, *arguments, "20")
-    assert "2 ranks, step 10, test accuracy" in first, "the ranks share the steps"
+    assert "ranks: 2, step 10, test accuracy" in first, "the ranks share the steps"
     assert sorted(path.name for path in tmp_path.glob("model.ckpt-*.index")) == [
         "model.ckpt-0.index",
         "model.ckpt-10.index",
@@ -120,7 +120,7 @@ def test_a_session_loop_trains_saves_and_goes_on(data: str, tmp_path: Path) -> N
 @pytest.mark.thorough
 def test_a_session_loop_with_adagrad(data: str, tmp_path: Path) -> None:
     output = with_tensorflow("03_tensorflow_v1_adagrad", tmp_path, "--data-dir", data, "--steps", "30")
-    assert "2 ranks, step 30," in output and number_after("loss", output) < 2.3  # what guessing among ten has
+    assert "ranks: 2, step 30," in output and number_after("loss", output) < 2.3  # what guessing among ten has
     assert (tmp_path / "model.ckpt-30.index").exists()
 
 
@@ -261,6 +261,8 @@ def test_without_any_digits_one_rank_says_so_once_and_python_alone_can_tell_befo
         with pytest.raises(SystemExit, match=said):
             mnist.load(None)
     hvd.shutdown()
+    with pytest.raises(SystemExit, match=f"MNIST cannot be had: not in .*\n{mnist.HINT_ALONE}"):
+        mnist.load_alone(None)
 
 
 @pytest.mark.thorough

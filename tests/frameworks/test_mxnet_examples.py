@@ -21,7 +21,7 @@ def test_mnist_trains(tmp_path: Path) -> None:
     amount, least = (("--epochs", "3"), 0.98) if THOROUGH else (("--epochs", "1", "--images", "30000"), 0.94)
     done = horovodrun("-np", "2", *script, "--checkpoint", str(checkpoint), *amount)
     assert done.returncode == 0, done.stderr
-    assert "[0]<stdout>:2 ranks," in done.stdout and "[1]<" not in done.stdout, "one rank talks for all"
+    assert "[0]<stdout>:ranks: 2," in done.stdout and "[1]<" not in done.stdout, "one rank talks for all"
     assert "(10000 images)" in done.stdout and checkpoint.exists()
     assert number_after(f"epoch {amount[1]}: test accuracy", done.stdout) >= least
 

@@ -23,6 +23,10 @@ def test_an_old_place_only_re_exports(module: str) -> None:
     surface.test_an_old_place_only_re_exports(module)
 
 
+def test_a_name_of_another_package_says_where_it_is() -> None:
+    surface.test_a_name_of_another_package_says_where_it_is("horovod.mxnet")
+
+
 def test_check_build_lists_mxnet() -> None:
     command = [sys.executable, "-m", "horovod.launcher", "--check-build"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)

@@ -310,7 +310,7 @@ def test_sparse_tensors_are_summed_where_they_meet(worlds: WorldPool, transport:
             for name in ("embedding", None):
                 wait = hvd.sparse_allreduce_async(sparse, name, op)
                 other = hvd.allreduce(torch.ones(2), op=hvd.Sum)
-                result = wait()
+                result = hvd.synchronize(wait) if name else wait()
                 assert result.is_sparse and result.shape == sparse.shape and other.tolist() == [size, size]
                 torch.testing.assert_close(result.to_dense(), sum(dense) / divisor)
         empty = torch.sparse_coo_tensor(torch.zeros(1, 0, dtype=torch.int64), torch.zeros(0, 3), (8, 3))

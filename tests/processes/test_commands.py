@@ -82,6 +82,18 @@ def test_a_forgotten_init_is_said(tmp_path: Path, size: str, code: str, said: bo
     assert ("no rank has called init: 2 processes have run alone" in done.stderr) is said, done
 
 
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [(["uname", "-s"], False), (["sh", "-c", "true"], True), ([sys.executable, "-c", "pass"], True), (["./s"], True)],
+)
+def test_a_program_that_starts_no_other_needs_no_init(tmp_path: Path, command: list[str], said: bool) -> None:
+    (tmp_path / "s").write_text("#!/bin/sh\n")
+    (tmp_path / "s").chmod(0o700)
+    done = run_job(tmp_path, "-np", "2", *command)
+    text = "horovodrun: no rank has called init in this job, which is right for a command without Horovod\nhint: if it"
+    assert done.code == 0 and done.stderr.startswith(text if said else "") and bool(done.stderr) is said, done
+
+
 @pytest.mark.parametrize("size", ["2", "1"])
 def test_a_wrapper_that_drops_the_variables_is_told(tmp_path: Path, size: str) -> None:
     """By init, which sees the agent above it, and by horovodrun, for a container say, in which init does not."""
@@ -89,7 +101,7 @@ def test_a_wrapper_that_drops_the_variables_is_told(tmp_path: Path, size: str) -
     done = run_job(tmp_path, "-np", size, "env", "-i", sys.executable, "-c", code)
     assert done.code == 0
     assert done.stderr.count("this process trains alone (size 1): horovodrun (process ") == int(size), done
-    assert ("if the command uses Horovod, its 2 processes have run alone" in done.stderr) is (size == "2"), done
+    assert ("if it does use Horovod, its 2 processes have run alone" in done.stderr) is (size == "2"), done
     meant = run_job(tmp_path, "-np", "1", "env", "-i", "HOROVOD_SIZE=1", sys.executable, "-c", code)
     assert meant.stderr == "", meant
 

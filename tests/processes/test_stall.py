@@ -113,6 +113,8 @@ def test_ranks_that_wait_for_each_other_in_different_calls_get_an_error(
         assert re.search(text + " of them can go on: ", stderr_of(rank, done.stderr)), done.stderr
     assert re.search(r"DeadlockError.*rank 0 waited \d+\.\d s for `allreduce.model_0`: missing ranks 1, 2", done.stderr)
     assert re.search(r"DeadlockError.*rank 1 waited \d+\.\d s for `allreduce.model_1`: missing ranks 0, 2", done.stderr)
+    short = r"warning: stall: ranks 0, 1 wait for each other in different calls \(the error that follows names them\)\n"
+    assert re.search(short + ".*  rank 0 (stands at|has not said)", done.stderr), "the errors have the calls"
     assert "explain deadlock" in done.stderr and "uneven data" not in done.stderr and done.seconds < 15 + SLACK_S
 
 

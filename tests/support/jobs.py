@@ -94,7 +94,7 @@ class Done:
     @property
     def said(self) -> str:
         """The stderr of a command that does not use Horovod, without the note that it has not called init."""
-        return re.sub(r"horovodrun: no rank has called init in this job: .*\nhint: .*\n\Z", "", self.stderr)
+        return re.sub(r"horovodrun: no rank has called init in this job, .*\nhint: .*\n\Z", "", self.stderr)
 
 
 class Job:

@@ -26,6 +26,7 @@ def completed(*words: str) -> list[str]:
     [
         (["--host-d"], ["--host-discovery-script"]),
         (["-np", "2", "--start-with", "b"], ["blaunch"]),
+        (["--explain", "dead"], ["deadlock"]),
         (["--blacklist-cooldown-range", "1", "2", "--min-n"], ["--min-np", "--min-num-proc"]),
         (["--verbose", "horovodru"], ["horovodrun"]),  # the command
         (["--config-file", str(COMPLETION.parent / "hor")], [str(COMPLETION)]),

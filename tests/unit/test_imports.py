@@ -42,7 +42,7 @@ LEAVES = {"exceptions", "native", "temporary_files", "wording"}
 # Frameworks of other names: the one that bench compares with, and the engine of caffe.
 BUILT_ON = {"bench": {"torch"}, "caffe": {"torch"}}
 # The modules beside the folders, which a user meets first. `horovod` itself stands for all of them above.
-ALLOWED_AT_TOP: dict[str, set[str]] = {"__init__": {"core", "launcher", "horovod"}, "not_yet": {"core"}}
+ALLOWED_AT_TOP: dict[str, set[str]] = {"__init__": {"core", "launcher", "horovod"}}
 
 
 def imported(path: Path) -> set[str]:

@@ -5,10 +5,11 @@ re-export. horovod_surface.json has the facts: by module and name the parameters
 from __future__ import annotations
 
 import ast
-import importlib
+import importlib.util
 import inspect
 import json
 import os
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 
 import horovod
-from horovod import not_yet
+from horovod.core import missing
 
 SURFACE: dict[str, dict[str, dict[str, Any]]] = json.loads(Path(__file__).with_name("horovod_surface.json").read_text())
 # Names that are to come. One that has come is to be taken out of here; then every module must have it.
@@ -62,7 +63,7 @@ OLD_PLACES_WITH_CODE = [
 
 def load(module: str) -> Any:
     framework = module.split(".")[1].lstrip("_") if module.count(".") else ""
-    if framework in ("torch", "tensorflow", "keras"):
+    if framework in ("torch", "tensorflow", "keras", "jax", "mxnet"):
         pytest.importorskip(framework, reason=f"not run: {framework} is not installed")
     return importlib.import_module(module)
 
@@ -239,7 +240,7 @@ def test_old_submodules_are_attributes(module: str) -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize("module", sorted(not_yet.MODULES))
+@pytest.mark.parametrize("module", sorted(missing.MODULES))
 def test_a_module_that_is_not_there_yet_says_so(module: str) -> None:
     package, name = module.rsplit(".", 1)
     owner = load(package)
@@ -254,11 +255,27 @@ def test_a_module_that_is_not_there_yet_says_so(module: str) -> None:
         exec("import horovod.nowhere")
 
 
-def test_horovod_alone_says_which_package_to_import() -> None:
-    with pytest.raises(
-        AttributeError, match="has no attribute 'init'\nhint: import a framework's package, .*horovod.torch"
-    ):
-        _ = horovod.init
+@pytest.mark.parametrize("package, name", [("horovod", "init"), ("horovod.core", "DistributedOptimizer")])
+def test_without_a_framework_the_error_says_which_package_to_import(package: str, name: str) -> None:
+    with pytest.raises(AttributeError, match=f"no attribute '{name}'\nhint: import a framework's package, .*torch"):
+        getattr(load(package), name)
+
+
+@pytest.mark.parametrize("package", [name for name in missing.ELSEWHERE if name != "horovod.mxnet"])
+def test_a_name_of_another_package_says_where_it_is(package: str) -> None:
+    owner = load(package)
+    for name, place in missing.ELSEWHERE[package].items():
+        assert not hasattr(owner, name)
+        with pytest.raises(AttributeError, match=f"{package}' has no attribute '{name}'\nhint: use {place}$"):
+            getattr(owner, name)
+        for statement in (f"import {package}.{name}", f"from {package} import {name}"):
+            with pytest.raises(ImportError, match=f"there is no {package}.{name}\nhint: use {place}$"):
+                exec(statement)
+        framework = place.split(".")[1]
+        if framework == "core" or importlib.util.find_spec(framework):
+            pkgutil.resolve_name(place)
+    with pytest.raises(AttributeError, match="^[^\n]* has no attribute 'nowhere'$"):
+        _ = owner.nowhere if package != "horovod" else load("horovod.core").nowhere
 
 
 def test_before_init_the_queries_about_the_build_answer() -> None:

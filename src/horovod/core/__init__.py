@@ -46,7 +46,9 @@ __all__ = sorted(_MODULE_OF)  # noqa: PLE0605
 def __getattr__(name: str) -> Any:
     module = _MODULE_OF.get(name)
     if module is None:
-        raise AttributeError(f"module 'horovod.core' has no attribute {name!r}")
+        from horovod.core.missing import error_of
+
+        raise error_of(__name__, name)
     owner: Any = importlib.import_module(module)
     value = getattr(owner.operations if module == _ARRAYS else owner, name)
     globals()[name] = value

@@ -84,6 +84,7 @@ class Context:
         self.uses_gpus = False
         self.smallest_replica = 0
         self.reduces_gradients = False
+        self.joins = 0  # of all ranks
         self.was_told = False  # of the end of the generation
         self.library = native.library()
         meeting_point = world.rendezvous

@@ -32,7 +32,9 @@ def join(device: Any = -1) -> int:
     code = context.library.hvd_join(context.pointer, ctypes.addressof(handle), ctypes.addressof(status))
     if code != native.OK:
         context.raise_failure(code, status)
-    return int(Operation(context, handle, None, None, number_given).wait())
+    last = int(Operation(context, handle, None, None, number_given).wait())
+    context.joins += 1
+    return last
 
 
 class UnevenData:

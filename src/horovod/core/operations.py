@@ -309,10 +309,15 @@ def poll(handle: int) -> bool:
     return operation.done()
 
 
-def synchronize(handle: int) -> Any:
-    """Blocks until the operation is done and returns its result, or raises its error. None for an unknown handle."""
+def synchronize(handle: Any) -> Any:
+    """Blocks until the operation is done and returns its result, or raises its error. None for an unknown handle.
+
+    `handle`: a number, or the function that sparse_allreduce_async of PyTorch returns.
+    """
     operation = _pending.pop(handle, None)
-    return None if operation is None else operation.wait(handle)
+    if operation is None:
+        return handle() if callable(handle) else None
+    return operation.wait(handle)
 
 
 def run_all(start: Callable[[Any], Operation], items: Iterable[Any]) -> list[Any]:

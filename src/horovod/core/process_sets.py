@@ -152,6 +152,11 @@ class _GlobalProcessSet(ProcessSet):
 global_process_set = _GlobalProcessSet()
 
 
+def speaks(process_set: ProcessSet = global_process_set) -> bool:
+    """True on the rank that says what all members of the set would say. Before init, on each."""
+    return not contexts.is_initialized() or not process_set.rank()
+
+
 def set_of_ranks(ranks: Sequence[int]) -> ProcessSet:
     """The registered set of these ranks; a new one, which is not registered, if there is none."""
     wanted = ProcessSet(ranks)

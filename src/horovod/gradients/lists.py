@@ -23,7 +23,7 @@ from horovod.core import context as contexts
 from horovod.core.compression import compressed
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.native import Average
-from horovod.core.process_sets import ProcessSet
+from horovod.core.process_sets import ProcessSet, speaks
 from horovod.core.requests import check_adasum_ranks
 from horovod.core.tracebacks import warn
 from horovod.gradients.options import ReductionOptions, check_groups
@@ -162,7 +162,7 @@ class GradientList(abc.ABC):
             _not_applied[key] = self.name
             return
         before = _not_applied.pop(key, None) if described else None
-        if before is not None:
+        if before is not None and speaks(self.options.process_set):
             again = "" if self.options.op == Average else ": their sum grows with the number of ranks"
             warn(
                 f"{self.name} reduces gradients that {before} seems to have reduced already{again}\n"

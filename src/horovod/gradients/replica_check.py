@@ -45,7 +45,7 @@ class ReplicaCheck:
     """The checks of one optimizer. `name`: different for optimizers whose steps may be at one time, equal on all ranks.
 
     `first`: the step, counted from 0, before which ranks have to be equal. After a new init, such as one of an elastic
-    job, that step is checked again.
+    job, that step is checked again. So is the next step after a join, which leaves ranks with old weights.
     """
 
     def __init__(self, name: str, process_set: ProcessSet, first: int = 0) -> None:
@@ -53,6 +53,7 @@ class ReplicaCheck:
         self._name = name
         self._process_set = process_set
         self._generation: Any = None
+        self._joins = 0
         self._steps = 0
         self._every = 0
         self._is_error = False
@@ -64,10 +65,14 @@ class ReplicaCheck:
         generation = contexts.current()
         if generation is not self._generation:
             settings = Settings.from_environment()
-            self._generation, self._steps = generation, 0
+            self._generation, self._steps, self._joins = generation, 0, generation.joins
             self._every, self._is_error = settings.replica_check_steps, settings.replica_check == "error"
+        joined = generation.joins != self._joins
+        if joined:  # before it, ranks may have done different numbers of steps
+            self._joins, self._steps = generation.joins, 0
         step, self._steps = self._steps, self._steps + 1
-        return self._every > 0 and (step == self._first or (self._every > 1 and step > 0 and step % self._every == 0))
+        in_turn = self._every > 1 and step > 0 and step % self._every == 0
+        return self._every > 0 and (step == self._first or joined or in_turn)
 
     def compare(self, described: Iterable[tuple[str, int]]) -> None:
         """Compares names and checksums in order. Raises MismatchError, or warns on one rank, if they differ."""
@@ -93,8 +98,8 @@ class ReplicaCheck:
         text = (
             f"before step {self._steps} of {self._name}, the ranks differ in {what}; rank {ranks[present[0]]} is "
             f"unlike {', '.join(f'rank {rank}' for rank in differing[:8])}{', ...' if len(differing) > 8 else ''}\n"
-            "hint: broadcast parameters and optimizer state before training, and change options such as the learning "
-            "rate on all ranks; HOROVOD_REPLICA_CHECK_STEPS=0 turns this check off"
+            "hint: broadcast parameters and optimizer state before training and after a join, and change options such "
+            "as the learning rate on all ranks; HOROVOD_REPLICA_CHECK_STEPS=0 turns this check off"
         )
         if self._is_error:
             raise MismatchError(text)

@@ -23,6 +23,7 @@ from typing import Any
 from horovod.core import basics
 from horovod.core.basics import *  # noqa: F403
 from horovod.core.exceptions import HorovodInternalError
+from horovod.core.missing import error_of
 from horovod.core.process_sets import ProcessSet, add_process_set, global_process_set
 from horovod.jax import elastic as elastic
 from horovod.jax import ops
@@ -40,7 +41,7 @@ def __getattr__(name: str) -> Any:
         return SyncBatchNorm
     if name == "nnx":  # likewise
         return importlib.import_module("horovod.jax.nnx")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise error_of(__name__, name)
 
 
 __all__ = [

@@ -13,6 +13,7 @@ and `horovodrun -np 4 python train.py` starts it.
 
 from horovod.core import basics
 from horovod.core.basics import *  # noqa: F403
+from horovod.core.missing import watch
 from horovod.core.native import Adasum, Average, Sum
 from horovod.core.process_sets import global_process_set
 from horovod.keras import callbacks, ops
@@ -35,6 +36,8 @@ __all__ = [
     "load_model",
 ]
 __all__ += basics.__all__ + ops.__all__
+
+watch(__name__)
 
 
 def __dir__() -> list[str]:

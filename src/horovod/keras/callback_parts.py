@@ -62,6 +62,7 @@ class Broadcast:
 
         Once for each model: scripts give one list of callbacks to the models of all folds.
         """
+        _check_steps(self)
         if self._hvd_of is not self.model:
             self._hvd_of, self._hvd_done, self._hvd_first_run = self.model, False, None
         if self._hvd_done:
@@ -125,8 +126,29 @@ class Broadcast:
             self._hvd_first_run.broadcast(variables, self._hvd_root_rank)
 
 
+def _check_steps(callback: Any) -> None:
+    """At the begin of fit(): ranks with different numbers of steps would wait for each other in different calls."""
+    if not is_distributed(getattr(callback.model, "optimizer", None)):
+        return
+    steps = allgather_object((callback.params or {}).get("steps"), f"{type(callback).__name__}.steps")
+    known = {rank: count for rank, count in enumerate(steps) if count}
+    first = next(iter(known), 0)
+    for rank, count in known.items():
+        if count != known[first]:
+            raise MismatchError(
+                f"fit: rank {first} has {known[first]} steps in an epoch, rank {rank} has {count}\n"
+                "hint: give all ranks equal shares of the data, or fit(..., steps_per_epoch=...)"
+            )
+
+
 class MetricAverage:
     """Every numeric log becomes the average over the ranks, in place, at the end of an epoch."""
+
+    model: Any
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Raises MismatchError if the ranks are known to have different numbers of steps."""
+        _check_steps(self)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Raises MismatchError if the ranks have different metrics."""
@@ -167,7 +189,10 @@ class LearningRateSchedule:
         steps_per_epoch: int | None,
     ) -> None:
         if initial_lr is None:
-            raise InvalidRequestError("initial_lr: expected the learning rate to multiply, got None")
+            raise InvalidRequestError(
+                "initial_lr: expected the learning rate to multiply, got None\n"
+                "hint: give the rate of the optimizer, for example initial_lr=0.001 * hvd.size()"
+            )
         self.initial_lr = initial_lr
         self.start_epoch = start_epoch
         self.end_epoch = end_epoch

@@ -17,6 +17,7 @@ from typing import Any
 
 import keras
 
+from horovod.core.process_sets import speaks
 from horovod.core.tracebacks import warn
 
 __all__ = ["CommitStateCallback", "UpdateBatchStateCallback", "UpdateEpochStateCallback", "elastic_callback_classes"]
@@ -105,7 +106,7 @@ class UpdateBatch(_Counter):
         super().on_train_begin(logs)
         self._hvd_steps = self.params.get("steps")
         self._hvd_done = self.state.batch
-        if self._hvd_done and self._hvd_steps is None:
+        if self._hvd_done and self._hvd_steps is None and speaks():
             warn(
                 f"{self._hvd_done} batches of this epoch are done, but the number of its batches is not known: it "
                 "is trained as a whole\nhint: model.fit(..., steps_per_epoch=...)"

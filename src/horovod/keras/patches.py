@@ -16,6 +16,7 @@ import keras
 from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 from keras.src.trainers.trainer import Trainer
 
+from horovod.core.process_sets import speaks
 from horovod.core.tracebacks import warn
 from horovod.keras import backends
 from horovod.keras.distributed import distributed_by, is_distributed, undistributed
@@ -33,9 +34,11 @@ def switch_off_jit(model: Any, backend: str) -> None:
     """After compile(), or when the optimizer has become distributed: if XLA cannot hold the reductions."""
     reduces = is_distributed(model.optimizer) or has_own_step(model)
     if model.jit_compile and reduces and not backends.named(backend).can_compile():
-        warn(
-            "jit_compile is switched off for this model: Horovod's reductions cannot be part of what XLA compiles here"
-        )
+        if speaks():
+            warn(
+                "jit_compile is switched off for this model: Horovod's reductions cannot be part of what XLA compiles "
+                "here"
+            )
         model.jit_compile = False
 
 

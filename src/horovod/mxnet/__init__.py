@@ -18,6 +18,7 @@ from horovod.common.util import check_extension, split_list
 from horovod.core import basics
 from horovod.core.basics import *  # noqa: F403
 from horovod.core.exceptions import HorovodInternalError
+from horovod.core.missing import watch
 from horovod.core.process_sets import ProcessSet, add_process_set, global_process_set
 from horovod.mxnet import compression as compression  # old submodules are attributes
 from horovod.mxnet import elastic as elastic
@@ -47,6 +48,8 @@ __all__ = [
     "split_list",
 ]
 __all__ += basics.__all__ + ops.__all__
+
+watch(__name__)
 
 
 def __dir__() -> list[str]:

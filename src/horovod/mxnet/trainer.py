@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import mxnet as mx
@@ -13,7 +12,7 @@ from horovod.core.arrays import operations
 from horovod.core.compression import Compressor
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.native import Max, Min
-from horovod.core.process_sets import ProcessSet, global_process_set
+from horovod.core.process_sets import ProcessSet, global_process_set, speaks
 from horovod.core.tracebacks import warn
 from horovod.gradients.options import ReductionOptions
 from horovod.gradients.replica_check import ReplicaCheck, checksum, sample
@@ -65,9 +64,8 @@ class DistributedTrainer(mx.gluon.Trainer):
         self._hvd_options = ReductionOptions.among(locals())
         check_groups(num_groups)
         if isinstance(optimizer, DistributedOptimizer):
-            warnings.warn(
-                "DistributedTrainer does what DistributedOptimizer does: the wrapped optimizer is used", stacklevel=2
-            )
+            if speaks(process_set):
+                warn("DistributedTrainer does what DistributedOptimizer does: the wrapped optimizer is used")
             optimizer = optimizer._optimizer
         listed = params.values() if hasattr(params, "values") else params
         self._hvd_places = {id(parameter): place for place, parameter in enumerate(listed)}
@@ -135,7 +133,8 @@ class DistributedTrainer(mx.gluon.Trainer):
         super()._update(ignore_stale_grad)
 
     def _hvd_warn(self, is_wrong: bool, text: str) -> None:
-        if is_wrong and self._hvd_options.process_set.has_peers():
+        process_set = self._hvd_options.process_set
+        if is_wrong and process_set.has_peers() and speaks(process_set):
             hint = "hint: call step(), or allreduce_grads() and then update()"
             warn(f"DistributedTrainer: {text}\n{hint}")
 

@@ -25,6 +25,7 @@ class TrainingSettings:
         "HOROVOD_REPLICA_CHECK_STEPS",
         kinds.integer(0),
         1,
-        "1: optimizers compare the ranks' parameters and options before their first step. More: also before every so "
-        "many steps. 0: never. Steps that are compiled (tf.function, Keras' fit, jax.jit) are not compared.",
+        "1: optimizers compare the ranks' parameters and options before their first step, and the first after a join. "
+        "More: also before every so many steps. 0: never. Steps that are compiled (tf.function, Keras' fit, jax.jit) "
+        "are not compared.",
     )

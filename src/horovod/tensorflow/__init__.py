@@ -19,6 +19,7 @@ from horovod.common.util import num_rank_is_power_2 as check_num_rank_power_of_2
 from horovod.core import basics
 from horovod.core.basics import *  # noqa: F403
 from horovod.core.collectives import resolve_op as handle_average_backwards_compatibility
+from horovod.core.missing import watch
 from horovod.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from horovod.tensorflow import elastic as elastic
 from horovod.tensorflow import functions as functions  # old submodules are attributes
@@ -65,6 +66,8 @@ __all__ = [
     "vars_to_refs",
 ]
 __all__ += basics.__all__ + ops.__all__
+
+watch(__name__)
 
 with contextlib.suppress(ImportError):  # the first operation raises it again
     register()

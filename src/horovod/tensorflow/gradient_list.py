@@ -22,7 +22,7 @@ from horovod.core import context as contexts
 from horovod.core.collectives import resolved
 from horovod.core.compression import compressed
 from horovod.core.native import Sum
-from horovod.core.process_sets import ProcessSet, number_of
+from horovod.core.process_sets import ProcessSet, number_of, speaks
 from horovod.core.tracebacks import warn
 from horovod.gradients.lists import GradientList
 from horovod.tensorflow import ops, xla
@@ -55,7 +55,8 @@ class TensorFlowGradients(GradientList):
         return isinstance(gradient, tf.IndexedSlices) and not xla.is_compiling()
 
     def to_dense(self, gradient: Any) -> Any:
-        if isinstance(gradient, tf.IndexedSlices) and not self.options.sparse_as_dense:
+        is_told = self.options.sparse_as_dense or not speaks(self.options.process_set)
+        if isinstance(gradient, tf.IndexedSlices) and not is_told:
             warn(
                 "sparse gradients are reduced as dense ones if XLA compiles the step: an optimizer that updates the "
                 "rows of sparse gradients alone, as Adam does, updates all rows then\n"

@@ -17,6 +17,7 @@ from horovod.core import basics
 from horovod.core.basics import *  # noqa: F403
 from horovod.core.exceptions import HorovodInternalError
 from horovod.core.joining import join, uneven_data
+from horovod.core.missing import watch
 from horovod.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from horovod.torch import elastic as elastic
 from horovod.torch import functions as functions  # old submodules are attributes
@@ -50,6 +51,8 @@ __all__ = [
     "uneven_data",
 ]
 __all__ += basics.__all__ + ops.__all__
+
+watch(__name__)
 
 
 def __dir__() -> list[str]:

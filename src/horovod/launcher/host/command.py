@@ -11,8 +11,9 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from horovod.launcher.host import processes
+from horovod.settings import current_environment
 
-__all__ = ["assignments", "start_rank", "why_no_interpreter"]
+__all__ = ["assignments", "is_one_program", "start_rank", "why_no_interpreter"]
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
 _FIRST_BYTES = 256  # of a script: the kernel reads as many for the first line
@@ -23,6 +24,12 @@ def assignments(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     count = next((at for at, word in enumerate(words) if not _ASSIGNMENT.fullmatch(word)), len(words))
     pairs = (word.partition("=") for word in words[:count])
     return {name: value for name, _, value in pairs}, list(words[count:])
+
+
+def is_one_program(command: Sequence[str]) -> bool:
+    """True for machine code that gets options alone, like `hostname -f`: it starts nothing that could use Horovod."""
+    path = _path(command[0], current_environment(), os.getcwd()) or ""
+    return _beginning(path).startswith(b"\x7fELF") and all(word.startswith("-") for word in command[1:])
 
 
 def why_no_interpreter(path: str) -> tuple[str, str]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from horovod.core.exceptions import explain_command
 from horovod.launcher.host import processes
+from horovod.launcher.host.command import is_one_program
 from horovod.launcher.job.agent_link import AgentLink
 from horovod.launcher.job.failure import (
     LATE,
@@ -264,7 +265,8 @@ class FixedJob(Supervision):
                 + explain_command("agent-lost")
             )
             return max(processes.shell_code(code), 1)
-        if len(self.job.ranks) > 1 and not self.server.entered():
+        is_alone = len(self.job.ranks) > 1 and not self.server.entered()
+        if is_alone and (self.has_no_init or not is_one_program(self.job.command)):
             self.warn(_without_init(len(self.job.ranks), self.has_no_init))
         return 0
 
@@ -277,9 +279,9 @@ def _without_init(size: int, is_horovods: bool) -> str:
             "hint: call hvd.init() at the beginning of the script"
         )
     return (
-        f"no rank has called init in this job: if the command uses Horovod, its {size} processes have run alone\n"
-        "hint: call hvd.init() in a script that uses Horovod. A wrapper that drops variables hides the job from the "
-        "script: no env -i, sudo -E, su -m; into a container pass all HOROVOD_* variables"
+        "no rank has called init in this job, which is right for a command without Horovod\n"
+        f"hint: if it does use Horovod, its {size} processes have run alone: call hvd.init(), and let no wrapper drop "
+        "variables (no env -i; sudo -E, su -m; into a container pass all HOROVOD_* variables)"
     )
 
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import subprocess
+import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import horovod
@@ -18,6 +20,7 @@ from horovod.world.interpreter import import_command
 __all__ = ["check_build"]
 
 _IMPORT_TIMEOUT_S = 120
+_SILENT_S = 1.0  # an import that takes longer is announced
 _FRAMEWORKS = {  # our package, and whose version is shown
     "TensorFlow": ("horovod.tensorflow", "tensorflow"),
     "PyTorch": ("horovod.torch", "torch"),
@@ -82,7 +85,18 @@ def _named(name: str, found: _Found) -> str:
 def _frameworks() -> dict[str, _Found]:
     """Tries as many at once as there are cores, as an import takes seconds."""
     with ThreadPoolExecutor(max(2, len(os.sched_getaffinity(0)))) as pool:
-        return dict(zip(_FRAMEWORKS, pool.map(lambda pair: _find(*pair), _FRAMEWORKS.values()), strict=True))
+        return dict(zip(_FRAMEWORKS, pool.map(_announced, _FRAMEWORKS), strict=True))
+
+
+def _announced(name: str) -> _Found:
+    """_find(), with a line on stderr if it is slow."""
+    line = f"horovodrun: importing {name} ...\n"
+    timer = threading.Timer(_SILENT_S, lambda: (sys.stderr.write(line), sys.stderr.flush()))
+    timer.start()
+    try:
+        return _find(*_FRAMEWORKS[name])
+    finally:
+        timer.cancel()
 
 
 def _find(module: str, framework: str) -> _Found:

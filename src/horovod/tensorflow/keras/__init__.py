@@ -20,6 +20,7 @@ from horovod.common.util import is_version_greater_equal_than
 from horovod.core import basics
 from horovod.core.basics import *  # noqa: F403
 from horovod.core.compression import Compressor
+from horovod.core.missing import watch
 from horovod.core.native import Average, Sum
 from horovod.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from horovod.gradients.options import ReductionOptions
@@ -47,6 +48,8 @@ __all__ = [
     "remove_process_set",
 ]
 __all__ += basics.__all__ + ops.__all__
+
+watch(__name__)
 
 
 def __dir__() -> list[str]:

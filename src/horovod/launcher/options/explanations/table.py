@@ -109,7 +109,7 @@ EXPLANATIONS = (
             "is out of range",
             "the ranks disagree about the process sets given to init",
             "HOROVOD_GLOO_RENDEZVOUS_ADDR is set, but",
-            "is not supported yet",
+            "unset it, or set tcp (our own transports) or mpi",
         ),
         "The launcher describes a rank in environment variables (HOROVOD_RANK, HOROVOD_SIZE and so on). Here they do "
         "not fit together, or the ranks were given different values for something that must be equal.",
@@ -179,7 +179,12 @@ EXPLANATIONS = (
         "start-resources",
         "The system did not give this rank what it needs to start",
         _START,
-        ("raise the limits of processes", "raise the limit of open files", "bytes of shared memory"),
+        (
+            "raise the limits of processes",
+            "raise the limit of open files",
+            "cannot create an eventfd",
+            "bytes of shared memory",
+        ),
         "A thread, a file descriptor or shared memory could not be had. The message names it, with sizes.",
         (
             "Shared memory counts as memory of the container or batch job: raise that limit. The size of /dev/shm does "
@@ -191,7 +196,7 @@ EXPLANATIONS = (
     Explanation(
         "native-core",
         "The native library is missing, was built for another system, or belongs to another version",
-        "ImportError, at import",
+        "ImportError, from hvd.init() or another call that needs the library; with JAX and MXNet at import",
         ("Horovod's native core is missing", "Horovod's native core cannot be opened"),
         "Python found the package, but not a library that fits it: a source tree on PYTHONPATH has no library, or two "
         "installed versions are mixed.",
@@ -200,7 +205,7 @@ EXPLANATIONS = (
     Explanation(
         "not-in-this-version",
         "This part of Horovod's interface is not there yet",
-        "ImportError, at import",
+        "ImportError, at import; AttributeError if it is an attribute of `horovod`",
         ("is not in this version",),
         "The module exists in Horovod 0.28.1 and will come. The README lists what works today.",
         ("Remove the import, or guard it with `except ImportError`.",),
@@ -419,7 +424,7 @@ EXPLANATIONS = (
         "unavailable",
         "Horovod could not get something that the operation needs",
         "HorovodInternalError; a warning if the operation goes on without it",
-        ("cannot create an eventfd", "cannot open the timeline", "NCCL cannot carry the tensors", "no GPU can be used"),
+        ("cannot open the timeline", "NCCL cannot carry the tensors", "no GPU can be used"),
         "The system refused a file, a descriptor or a thread, or NCCL or the CUDA driver cannot be used. The message "
         "names it and the reason.",
         (
