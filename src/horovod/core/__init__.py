@@ -25,7 +25,8 @@ _OPERATIONS = (
     "grouped_allreduce_ grouped_allreduce_async_ "
     "allgather allgather_async grouped_allgather grouped_allgather_async alltoall alltoall_async "
     "reducescatter reducescatter_async grouped_reducescatter grouped_reducescatter_async "
-    "broadcast broadcast_async broadcast_ broadcast_async_ barrier"
+    "broadcast broadcast_async broadcast_ broadcast_async_ barrier "
+    "send send_async recv recv_async"
 )
 _ARRAYS = "horovod.core.arrays"
 _HOME = {

@@ -44,3 +44,7 @@ broadcast_async = _operations.broadcast_async
 broadcast_ = _operations.broadcast_
 broadcast_async_ = _operations.broadcast_async_
 barrier = _operations.barrier
+send = _operations.send
+send_async = _operations.send_async
+recv = _operations.recv
+recv_async = _operations.recv_async

@@ -74,6 +74,8 @@ class Context:
     def __init__(self, world: World, settings: Settings) -> None:
         self.world = world
         self.rank: int = world.identity.rank
+        self.communicator = settings.communicator
+        self.dynamic_process_sets = settings.dynamic_process_sets
         self.size: int = world.identity.size
         self.process_id = os.getpid()
         self.sets: dict[int, Any] = {}  # the process sets of core/process_sets.py by number, but the global one

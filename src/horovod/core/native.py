@@ -67,6 +67,7 @@ OP_NAMES = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
 
 # hvd_kind
 ALLREDUCE, ALLGATHER, BROADCAST, BARRIER, ALLTOALL, REDUCESCATTER, ADD_PROCESS_SET, REMOVE_PROCESS_SET = range(8)
+SEND, RECEIVE = 8, 9
 KIND_NAMES = (
     "allreduce",
     "allgather",
@@ -76,6 +77,8 @@ KIND_NAMES = (
     "reducescatter",
     "add_process_set",
     "remove_process_set",
+    "send",
+    "receive",
 )
 
 # hvd_place
@@ -147,6 +150,7 @@ class Tensor(ctypes.Structure):
         ("shape", POINTER(c_int64)),
         ("ndim", c_int32),
         ("dtype", c_int32),
+        ("output_bytes", c_int64),
     ]
 
 
@@ -171,6 +175,7 @@ class Request(ctypes.Structure):
         ("reserved", c_uint32),
         ("place", c_int32),
         ("device", c_int32),
+        ("tag", c_int32),
     ]
 
 

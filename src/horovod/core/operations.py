@@ -35,11 +35,13 @@ __all__ = [
     "number_given",
     "poll",
     "register",
+    "rows_given",
     "run_all",
     "run_one",
     "submit_group",
     "submit_one",
     "synchronize",
+    "take_result",
 ]
 
 WAIT_SLICE_MS = 1000
@@ -364,6 +366,21 @@ def gathered(
     return tensor, list(result.rows[:members])
 
 
+def take_result(operation: Operation, address: int, count: int) -> None:
+    """Copies the result of an operation of tensors on a GPU to `address`, which has room for `count` elements."""
+    result = _result(operation, 0)
+    given = math.prod(result.shape[: result.ndim])
+    if given != count:
+        raise InvalidRequestError(f"expected an output of {given} elements, got {count}")
+    assert isinstance(operation.handle, StreamHandle)
+    _copy_on_stream(operation.context, operation.handle, 0, address)
+
+
+def rows_given(operation: Operation, members: int) -> list[int]:
+    """The rows that came from each member."""
+    return list(_result(operation, 0).rows[:members])
+
+
 def _copy_on_stream(context: Context, handle: StreamHandle, index: int, target: int) -> None:
     code = context.library.hvd_copy_result(
         context.pointer, handle, index, target, handle.waiting, native.scratch.status_address
@@ -373,7 +390,7 @@ def _copy_on_stream(context: Context, handle: StreamHandle, index: int, target: 
 
 
 def number_given(operation: Operation) -> int:
-    """The one number that adding a process set, or a join, results in."""
+    """The one number that adding a process set, a join or a receive results in."""
     return int(_result(operation, 0).rows[0])
 
 

@@ -15,8 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
-from horovod.core.collectives import Collectives, Reduction
+from horovod.core.collectives import Reduction
 from horovod.core.compression import Compressor, NoneCompressor, compressed, why_no_compressor
+from horovod.core.direct import DirectCollectives
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.native import SYNC, Average
 from horovod.core.operations import register
@@ -32,7 +33,7 @@ class Operations(Generic[T]):
     """The operations over one framework's tensors."""
 
     def __init__(self, adapter: Adapter[T]) -> None:
-        self.collectives: Collectives[T] = Collectives(adapter)
+        self.collectives: DirectCollectives[T] = DirectCollectives(adapter)
 
     # Allreduce
 
@@ -307,6 +308,35 @@ class Operations(Generic[T]):
     def barrier(self, process_set: ProcessSet = global_process_set) -> None:
         """Blocks until every rank of the set has called it."""
         self._meet(process_set)
+
+    # Point to point
+
+    def send(self, tensor: T, dest: int, tag: int = 0, process_set: ProcessSet = global_process_set) -> None:
+        """Sends `tensor` to rank `dest` of the world, a member of the set, and blocks until it is there.
+
+        The other rank calls recv with as many elements of the same dtype, and with the same tag, a 32-bit integer.
+        Messages of one tag keep their order. Raises HorovodInternalError as an allreduce does.
+        """
+        self.collectives.send(tensor, dest, tag, process_set, SYNC).wait()
+
+    def send_async(self, tensor: T, dest: int, tag: int = 0, process_set: ProcessSet = global_process_set) -> int:
+        """Starts a send; returns its handle."""
+        return register(self.collectives.send(tensor, dest, tag, process_set))
+
+    def recv(
+        self, tensor: T, source: int | None = None, tag: int = 0, process_set: ProcessSet = global_process_set
+    ) -> int:
+        """Receives into `tensor` from rank `source` of the world, or from any member of the set if it is None.
+
+        Blocks. Returns the rank that sent.
+        """
+        return self.collectives.receive(tensor, source, tag, process_set, SYNC).wait()  # type: ignore[no-any-return]
+
+    def recv_async(
+        self, tensor: T, source: int | None = None, tag: int = 0, process_set: ProcessSet = global_process_set
+    ) -> int:
+        """Starts a receive; returns its handle, for which synchronize gives the rank that sent."""
+        return register(self.collectives.receive(tensor, source, tag, process_set))
 
     # The blocking forms, for a framework that does more than to run them.
 

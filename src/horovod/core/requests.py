@@ -245,6 +245,7 @@ def request_of(
     root_rank: int = -1,
     splits: Sequence[int] | None = None,
     gpu: Gpu | None = None,
+    tag: int = 0,
 ) -> native.Request:
     """The request for the native core, without addresses."""
     tensors = (native.Tensor * len(metas))()
@@ -264,6 +265,7 @@ def request_of(
         tensors=tensors,
         prescale=prescale,
         postscale=postscale,
+        tag=tag,
     )
     if gpu is not None:
         request.place, request.device = native.ON_CUDA, gpu.ordinal

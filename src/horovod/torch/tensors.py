@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from horovod.core import native
-from horovod.core.collectives import Collectives
+from horovod.core.direct import DirectCollectives
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.tensors import unsupported_dtype
 from horovod.torch import gpus
@@ -128,4 +128,4 @@ def _explain(tensor: Tensor) -> None:
         )
 
 
-collectives: Collectives[Tensor] = Collectives(TorchAdapter())
+collectives: DirectCollectives[Tensor] = DirectCollectives(TorchAdapter())

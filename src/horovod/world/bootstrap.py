@@ -236,6 +236,7 @@ class _Start:
             watch=self.watch,
             opener=self.opener,
             process_sets=digest.process_sets,
+            peers=peers,
         )
 
     @property

@@ -37,6 +37,7 @@ class World:
     watch: StartWatch | None = None  # until the native core has started
     opener: DataLinkOpener | None = None  # while there may be data links
     process_sets: Places = dataclasses.field(default_factory=list)  # given to init, by place in its list
+    peers: set[int] = dataclasses.field(default_factory=set)  # with which there may ever be data links
 
     def start_is_over(self) -> None:
         """The native core has started: from here on it notices the ends of ranks."""
