@@ -2,7 +2,7 @@
 """The job of ranks that mpirun, srun or torchrun started: they find each other, and nothing is to be set.
 
 Rank 0 runs the rendezvous on threads of its own process. The others get its addresses and the job's secret by MPI
-(mpi.py), or else from a file (folder.py). This happens once in a process; every init after that meets at the same
+(mpi.py), from a file (folder.py), or by a way that the caller of init has (Handed in base.py). This happens once in a process; every init after that meets at the same
 rendezvous, which ends with rank 0.
 """
 
@@ -21,7 +21,7 @@ from horovod.core.exceptions import StartError
 from horovod.core.wording import of_system
 from horovod.settings import Settings
 from horovod.world.launchers import mpi
-from horovod.world.launchers.base import Started
+from horovod.world.launchers.base import Handed, Started, handed
 from horovod.world.launchers.folder import OfferFile
 from horovod.world.launchers.offer import Offer
 from horovod.world.mpi import at_exit, not_the_launchers, will_abort
@@ -67,7 +67,7 @@ class LaunchedJob:
             self.file.remove(self.offer)
 
 
-_jobs: list[tuple[Any, LaunchedJob]] = []  # with the communicator of mpi4py that init was given
+_jobs: list[tuple[Any, LaunchedJob]] = []  # with the communicator of mpi4py that init was given, or a Handed
 
 
 def join(started: Started, settings: Settings, deadline: float, comm: Any = None) -> LaunchedJob:
@@ -75,20 +75,22 @@ def join(started: Started, settings: Settings, deadline: float, comm: Any = None
 
     `comm`: a communicator of mpi4py, whose members are the job; by default MPI's world, if it can be had.
     """
+    key = handed() if comm is None else comm
     for given, job in _jobs:
-        if given is comm or (given is not None and given == comm):
+        if given is key or (given is not None and given == key):
             return job
-    by_mpi = comm
-    if comm is None and not settings.rendezvous_directory:
-        by_mpi = mpi.opened(started, deadline)
+    carrier = key
+    if key is None and not settings.rendezvous_directory:
+        carrier = mpi.opened(started, deadline)
     find = _lead if started.rank == 0 else _follow
-    _jobs.append((comm, find(started, settings, deadline, by_mpi)))
+    _jobs.append((key, find(started, settings, deadline, carrier)))
     return _jobs[-1][1]
 
 
-def _lead(started: Started, settings: Settings, deadline: float, comm: Any) -> LaunchedJob:
+def _lead(started: Started, settings: Settings, deadline: float, carrier: Any) -> LaunchedJob:
+    """`carrier`: a communicator of mpi4py, or a Handed; None: a file."""
     secret = new_secret()
-    file = _file(started, settings) if comm is None else None
+    file = _file(started, settings) if carrier is None else None
     try:
         addresses = [interface_address(settings.network_interface)] if settings.network_interface else []
         server = RendezvousServer(secret, addresses[0] if addresses else "0.0.0.0", notices_ends=True)
@@ -101,8 +103,10 @@ def _lead(started: Started, settings: Settings, deadline: float, comm: Any) -> L
         if file is not None:
             file.write(offer)
             atexit.register(file.remove, offer)  # if this start fails
+        elif isinstance(carrier, Handed):
+            carrier.give(offer.packed())
         else:
-            mpi.give(comm, offer.packed(), deadline)
+            mpi.give(carrier, offer.packed(), deadline)
     except BaseException:
         server.close()
         raise
@@ -116,16 +120,38 @@ def _close(server: RendezvousServer, owner: int) -> None:
         server.close()
 
 
-def _follow(started: Started, settings: Settings, deadline: float, comm: Any) -> LaunchedJob:
-    if comm is None:
+def _follow(started: Started, settings: Settings, deadline: float, carrier: Any) -> LaunchedJob:
+    if carrier is None:
         return _follow_file(started, settings, deadline)
-    offer = Offer.parse(mpi.take(comm, deadline))
+    if isinstance(carrier, Handed):
+        return _follow_handed(carrier, settings, deadline)
+    offer = Offer.parse(mpi.take(carrier, deadline))
     if offer is None:
         raise StartError("rank 0 sent an offer that cannot be read; does it run this version?", "start-version")
     reached, unreached = _reached(offer, deadline)
     if not reached:
         raise StartError(f"rank {started.rank} cannot reach rank 0: {_why(offer, unreached)}", "start-connection")
     return LaunchedJob(started, offer, reached)
+
+
+def _follow_handed(caller: Handed, settings: Settings, deadline: float) -> LaunchedJob:
+    """The message may be left over from a job that has ended, as in a file (below)."""
+    started, why = caller.started, "it did not come"
+    while (message := caller.take(deadline)) is not None:
+        offer = Offer.parse(message)
+        if offer is not None and offer.size == started.size:
+            reached, unreached = _reached(offer, deadline)
+            if reached:
+                return LaunchedJob(started, offer, reached)
+            why = f"it names {_why(offer, unreached)}"
+        if time.monotonic() > deadline:
+            break
+        time.sleep(_LAST_LOOK_S)
+    raise StartError(
+        f"rank {started.rank} of {started.size} waited {settings.start_timeout_s:g} s for the message of rank 0 in the "
+        f"store of init_process_group: {why}\nhint: look at the output of rank 0",
+        "start-unfound",
+    )
 
 
 def _follow_file(started: Started, settings: Settings, deadline: float) -> LaunchedJob:

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The start of Horovod from what torch knows, and of torch from what Horovod knows.
+
+init_process_group has a store, a rank and a size. If Horovod does not run, it starts here: by horovodrun's rendezvous,
+or else rank 0's address and the job's secret travel in the store. The other way round, a job whose ranks Horovod knows
+needs no MASTER_ADDR: rank 0 opens a store, and the others learn its port by the rendezvous.
+"""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import time
+from collections import Counter
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from horovod.core import basics
+from horovod.core import context as contexts
+from horovod.core.context import Context
+from horovod.core.exceptions import StartError
+from horovod.core.process_sets import global_process_set
+from horovod.settings import Settings
+from horovod.torch.distributed.group import HorovodProcessGroup
+from horovod.torch.distributed.sets import sets_of
+from horovod.world import launchers
+from horovod.world.launchers.base import Handed, Started, handed_over
+
+__all__ = ["create", "store_of_job"]
+
+_KEY = "horovod-rank-0"
+_stores = itertools.count()
+_defaults = 0  # groups of all ranks that were made; they and the others are made in one order on all ranks
+_times: Counter[str] = Counter()  # of other groups, since then
+_begun: list[Context] = []  # the generation that a default group has begun, and ends
+
+
+def create(options: Any) -> HorovodProcessGroup:
+    """The group that torch asks for. `options`: a torch.distributed.distributed_c10d._DistributedBackendOptions."""
+    global _defaults
+    ranks = list(options.global_ranks_in_group)
+    if ranks:
+        return _subgroup(options, ranks)
+    begun = _ensure_started(options.store, options.group_rank, options.group_size, options.timeout)
+    context = contexts.current()
+    if (context.rank, context.size) != (options.group_rank, options.group_size):
+        raise StartError(
+            f"init_process_group was called as rank {options.group_rank} of {options.group_size}, but Horovod has "
+            f"started this process as rank {context.rank} of {context.size}\n"
+            "hint: give init_process_group no rank and no world_size, or those of hvd.rank() and hvd.size()",
+            "start-settings",
+        )
+    sets_of(context)
+    _defaults += 1
+    _times.clear()
+    end = _end if begun or context in _begun else None
+    return HorovodProcessGroup(
+        global_process_set, range(context.size), context.rank, options.timeout, on_shutdown=end
+    )
+
+
+def _subgroup(options: Any, ranks: list[int]) -> HorovodProcessGroup:
+    """Only the members are asked for it."""
+    if ranks != sorted(ranks):
+        raise NotImplementedError(
+            f"new_group(ranks={ranks}, sort_ranks=False): the backend hvd numbers the ranks of a group in their order "
+            "in the world\nhint: leave sort_ranks out"
+        )
+    if not contexts.is_initialized() or dist.get_backend() != "hvd":
+        raise StartError(
+            "new_group(backend='hvd'): the default process group has another backend, so that not all ranks run "
+            "Horovod\nhint: init_process_group('hvd'), and new_group(backend=...) for the groups of the other backend",
+            "start-settings",
+        )
+    context = contexts.current()
+    group = _unused(str(options.group_id))
+    process_set, shared = sets_of(context).of(group, ranks, options.timeout.total_seconds())
+    prefix = f"torch.{group}" if shared else ""
+    return HorovodProcessGroup(process_set, ranks, context.rank, options.timeout, prefix=prefix)
+
+
+def _unused(name: str) -> str:
+    """The name with how often it has come: torch gives it again after the group was destroyed."""
+    _times[name] += 1
+    return f"{name}.{_defaults}.{_times[name]}"
+
+
+def _ensure_started(store: Any, rank: int, size: int, timeout: timedelta) -> bool:
+    """Starts Horovod if it does not run. Returns whether it has."""
+    with contexts.starting:
+        if contexts.is_initialized():
+            return False
+        with handed_over(_handed(store, rank, size)):
+            basics.init(process_sets="dynamic")
+        _begun[:] = [contexts.current()]
+        return True
+
+
+def _handed(store: Any, rank: int, size: int) -> Handed:
+    def take(deadline: float) -> bytes | None:
+        try:
+            store.wait([_KEY], timedelta(seconds=max(0.1, deadline - time.monotonic())))
+        except dist.DistStoreError:
+            return None
+        return bytes(store.get(_KEY))
+
+    return Handed(
+        Started("init_process_group", rank, size, key="", has_mpi=False), lambda offer: store.set(_KEY, offer), take
+    )
+
+
+def _end() -> None:
+    """The default group is destroyed: ends what it has begun."""
+    begun, _begun[:] = list(_begun), []
+    if begun and contexts.is_initialized() and contexts.current() is begun[0]:
+        basics.shutdown()
+
+
+def store_of_job() -> tuple[Any, int, int] | None:
+    """(store, rank, size) of the job that Horovod knows; None if it knows none."""
+    settings = Settings.from_environment()
+    with contexts.starting:
+        if not contexts.is_initialized():
+            if not settings.rendezvous_address and launchers.recognise(settings.launch_environment) is None:
+                return None
+            basics.init(process_sets="dynamic")
+            _begun[:] = [contexts.current()]
+    context = contexts.current()
+    return _store(context), context.rank, context.size
+
+
+def _store(context: Context) -> Any:
+    world = context.world
+    if world.rendezvous is None:
+        return dist.HashStore()
+    key = f"torch-store/{world.generation}/{next(_stores)}"
+    if context.rank == 0:
+        on_one_host = len(set(world.host_of_rank)) == 1
+        address = "127.0.0.1" if on_one_host else world.rendezvous.local_address()
+        listener = socket.create_server((address, 0))
+        port = listener.getsockname()[1]
+        store = dist.TCPStore(
+            address, port, context.size, True, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+        world.rendezvous.put(key, [address, port])
+        return store
+    address, port = world.rendezvous.get(key, dist.default_pg_timeout.total_seconds())
+    return dist.TCPStore(address, port, context.size, False)
