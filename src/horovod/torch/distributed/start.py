@@ -32,8 +32,8 @@ __all__ = ["create", "store_of_job"]
 
 _KEY = "horovod-rank-0"
 _stores = itertools.count()
-_defaults = 0  # groups of all ranks that were made; they and the others are made in one order on all ranks
-_times: Counter[str] = Counter()  # of other groups, since then
+_defaults = 0  # how many groups of all ranks there were; all ranks make them in one order
+_times: Counter[tuple[int, ...]] = Counter()  # by ranks, other groups since then, which their members make in one order
 _begun: list[Context] = []  # the generation that a default group has begun, and ends
 
 
@@ -75,16 +75,12 @@ def _subgroup(options: Any, ranks: list[int]) -> HorovodProcessGroup:
             "start-settings",
         )
     context = contexts.current()
-    group = _unused(str(options.group_id))
-    process_set, shared = sets_of(context).of(group, ranks, options.timeout.total_seconds())
-    prefix = f"torch.{group}" if shared else ""
+    # Not torch's name for it, which can differ from rank to rank if not all ranks have called new_group.
+    times = f"{_defaults}.{_times[tuple(ranks)]}"
+    _times[tuple(ranks)] += 1
+    process_set, shared = sets_of(context).of(f"{ranks} {times}", ranks, options.timeout.total_seconds())
+    prefix = f"torch.{times}" if shared else ""
     return HorovodProcessGroup(process_set, ranks, context.rank, options.timeout, prefix=prefix)
-
-
-def _unused(name: str) -> str:
-    """The name with how often it has come: torch gives it again after the group was destroyed."""
-    _times[name] += 1
-    return f"{name}.{_defaults}.{_times[name]}"
 
 
 def _ensure_started(store: Any, rank: int, size: int, timeout: timedelta) -> bool:
