@@ -139,6 +139,12 @@ class Collectives(Generic[T]):
             known = None
         return known or self._reduction(context, key, "allreduce", how, [staged])
 
+    def prepared_allreduce(self, how: Reduction, tensor: T) -> Prepared | None:
+        """The request of unnamed allreduces like one that has run; None: it is not prepared, or not of plain memory."""
+        staged: Any = self._adapter.stage_in_place(tensor)
+        request = contexts.current().requests.find((ALLREDUCE, None, how, staged.dtype, staged.shape))
+        return request if staged is tensor and type(request) is Prepared else None
+
     def grouped_allreduce(
         self, tensors: Sequence[T], name: str | None, how: Reduction, in_place: bool, flags: int = 0
     ) -> Operation:

@@ -17,9 +17,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from horovod.core import context as contexts
 from horovod.core.native import SYNC
 from horovod.core.operations import Operation, TimeLimit
 from horovod.core.process_sets import ProcessSet
+from horovod.core.requests import Prepared
 from horovod.torch.distributed.errors import DestroyedError
 from horovod.torch.distributed.reduce_ops import Reductions
 from horovod.torch.distributed.work import OperationsWork, limited
@@ -49,6 +51,9 @@ class GroupBase(dist.ProcessGroup):
         """`ranks`: of the world, by rank in the group. `prefix`: of the names of operations; empty: they have none."""
         super().__init__(ranks.index(world_rank), len(ranks))
         self._set = process_set
+        self._context = contexts.current()
+        # The requests of allreduces whose caller waits at once and which have no name, by operation, dtype and shape.
+        self._prepared: dict[Any, Prepared] = {}
         self._ranks = list(ranks)
         self._index = self._ranks.index(world_rank)
         self._world_rank = world_rank
@@ -119,6 +124,7 @@ class GroupBase(dist.ProcessGroup):
     def shutdown(self) -> None:
         """What is in flight goes on; new calls raise."""
         self._closed = True
+        self._prepared = {}
         ends, self._on_shutdown = self._on_shutdown, None
         if ends is not None:
             ends()
@@ -178,7 +184,7 @@ class GroupBase(dist.ProcessGroup):
         return self._ranks[opts.rootRank]
 
     def _start_coalescing(self, device: torch.device) -> None:
-        self._coalesced = []
+        self._coalesced, self._prepared = [], {}
 
     def _end_coalescing(self, device: torch.device) -> OperationsWork:
         works, self._coalesced = self._coalesced or [], None

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 from torch.distributed import AllreduceOptions, Work
 
+from horovod.core.collectives import Reduction
+from horovod.core.exceptions import HorovodInternalError
 from horovod.core.native import SYNC
-from horovod.core.operations import Operation
+from horovod.core.operations import Operation, run_one
 from horovod.torch.distributed.errors import as_torch, told_as_torch
 from horovod.torch.distributed.into import allgather_into, alltoall_into, reducescatter_into
 from horovod.torch.distributed.lists import ListCollectives
@@ -25,6 +27,8 @@ from horovod.torch.tensors import collectives
 __all__ = ["HorovodProcessGroup"]
 
 _DEFAULT = AllreduceOptions()
+_KNOWS_WAITERS = hasattr(_DEFAULT, "asyncOp")  # the options say whether the caller waits at once
+_MOST_PREPARED = 1024
 
 
 @with_all_names
@@ -33,20 +37,41 @@ class HorovodProcessGroup(ListCollectives, PeerOperations):
 
     def allreduce(self, tensors: list[Tensor], opts: Any = _DEFAULT) -> Work:
         """This sets the latency of small tensors, so keep it short."""
-        name = None if self._names is None and not self._closed else self._next_name()
         tensor = tensors[0]
-        try:
-            how = self._reductions.of(opts.reduceOp, tensor)
-            if len(tensors) != 1:
-                operation = collectives.grouped_allreduce(tensors, name, how, True, self._flags(opts))
-            elif getattr(opts, "asyncOp", True) or self._coalesced is not None:
-                operation = collectives.allreduce(tensor, name, how, True)
-            else:
-                collectives.run_allreduce(tensor, name, how, True, self._allreduce_limit)
+        if _KNOWS_WAITERS and not opts.asyncOp and len(tensors) == 1:
+            request = self._prepared.get((hash(opts.reduceOp), tensor.dtype, tensor.shape))
+            if request is not None and tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg():
+                address = tensor.data_ptr()
+                try:
+                    operation = run_one(self._context, request, address, address, tensor)
+                    if operation is not None:
+                        operation.wait(None, self._allreduce_limit)
+                except HorovodInternalError as error:
+                    raise as_torch(error) from None
                 return DONE
-        except RuntimeError as error:
-            raise as_torch(error) from None
+        return self._allreduce(tensors, opts)
+
+    @told_as_torch
+    def _allreduce(self, tensors: list[Tensor], opts: Any) -> Work:
+        name, tensor = self._next_name(), tensors[0]
+        how = self._reductions.of(opts.reduceOp, tensor)
+        if len(tensors) != 1:
+            operation = collectives.grouped_allreduce(tensors, name, how, True, self._flags(opts))
+        elif self._flags(opts) and self._coalesced is None:
+            collectives.run_allreduce(tensor, name, how, True, self._limit("allreduce"))
+            self._remember(opts.reduceOp, how, tensor)
+            return DONE
+        else:
+            operation = collectives.allreduce(tensor, name, how, True)
         return self._started("allreduce", (operation,), tensors, opts, name=name)
+
+    def _remember(self, op: Any, how: Reduction, tensor: Tensor) -> None:
+        """The next call finds its request at once, if the core has prepared it."""
+        request = collectives.prepared_allreduce(how, tensor)
+        if request is not None and self._names is None:
+            if len(self._prepared) >= _MOST_PREPARED:
+                self._prepared.clear()
+            self._prepared[hash(op), tensor.dtype, tensor.shape] = request
 
     @told_as_torch
     def broadcast(self, tensors: list[Tensor], opts: Any) -> Work:
