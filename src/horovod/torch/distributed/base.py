@@ -116,9 +116,9 @@ class GroupBase(dist.ProcessGroup):
     def _too_late(self, label: str, seconds: float) -> str:
         return (
             f"rank {self._world_rank} has waited {seconds:g} s for {label} in the process group {self._name!r} of "
-            f"ranks {self._ranks}, which is the time-out of torch.distributed\n"
+            f"ranks {self._ranks}, which is the timeout of torch.distributed\n"
             "hint: a rank has not called it, or is late: HOROVOD_STALL_CHECK_TIME_SECONDS=10 makes a report that "
-            "names it; init_process_group(timeout=...) sets the time-out"
+            "names it; init_process_group(timeout=...) sets the timeout"
         )
 
     def shutdown(self) -> None:

@@ -22,6 +22,7 @@ from horovod.torch.distributed.memory import Target, as_moved, flat
 from horovod.torch.distributed.names import with_all_names
 from horovod.torch.distributed.peers import PeerOperations
 from horovod.torch.distributed.work import DONE, limited
+from horovod.torch.sparse import SparseReduction
 from horovod.torch.tensors import collectives
 
 __all__ = ["HorovodProcessGroup"]
@@ -55,6 +56,8 @@ class HorovodProcessGroup(ListCollectives, PeerOperations):
     def _allreduce(self, tensors: list[Tensor], opts: Any) -> Work:
         name, tensor = self._next_name(), tensors[0]
         how = self._reductions.of(opts.reduceOp, tensor)
+        if tensor.layout is torch.sparse_coo and len(tensors) == 1:
+            return self._allreduce_sparse(tensor, how, opts, name)
         if len(tensors) != 1:
             operation = collectives.grouped_allreduce(tensors, name, how, True, self._flags(opts))
         elif self._flags(opts) and self._coalesced is None:
@@ -64,6 +67,15 @@ class HorovodProcessGroup(ListCollectives, PeerOperations):
         else:
             operation = collectives.allreduce(tensor, name, how, True)
         return self._started("allreduce", (operation,), tensors, opts, name=name)
+
+    def _allreduce_sparse(self, tensor: Tensor, how: Reduction, opts: Any, name: str | None) -> Work:
+        reduction = SparseReduction(tensor.detach(), name, how[0], self._set)
+
+        def deliver(results: list[Any]) -> None:
+            with torch.no_grad():
+                tensor.copy_(reduction.result_of(results[0]).coalesce())
+
+        return self._started("allreduce", (reduction.operation,), [tensor], opts, deliver, name)
 
     def _remember(self, op: Any, how: Reduction, tensor: Tensor) -> None:
         """The next call finds its request at once, if the core has prepared it."""
