@@ -16,14 +16,12 @@ so otherwise. A call of torch.distributed becomes one operation of the core:
     errors.py      our errors as torch's
     start.py       the start of Horovod from torch's store, and torch's store from Horovod
     sets.py        groups as process sets, which only their members ask for
-    hook.py        a communication hook for DistributedDataParallel on any backend
 """
 
 from horovod.torch.distributed.errors import BackendError
 from horovod.torch.distributed.group import HorovodProcessGroup
-from horovod.torch.distributed.hook import ddp_hook
 from horovod_torch_backend import register
 
-__all__ = ["BackendError", "HorovodProcessGroup", "ddp_hook"]
+__all__ = ["BackendError", "HorovodProcessGroup"]
 
 register()

@@ -8,8 +8,10 @@ needs no MASTER_ADDR: rank 0 opens a store, and the others learn its port by the
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import socket
+import sys
 import time
 from collections import Counter
 from datetime import timedelta
@@ -20,11 +22,12 @@ import torch.distributed as dist
 from horovod.core import basics
 from horovod.core import context as contexts
 from horovod.core.context import Context
-from horovod.core.exceptions import StartError
+from horovod.core.exceptions import HorovodInternalError, StartError
 from horovod.core.process_sets import global_process_set
 from horovod.settings import Settings
 from horovod.torch.distributed.group import HorovodProcessGroup
 from horovod.torch.distributed.sets import sets_of
+from horovod.torch.tensors import collectives
 from horovod.world import launchers
 from horovod.world.launchers.base import Handed, Started, handed_over
 
@@ -108,9 +111,16 @@ def _handed(store: Any, rank: int, size: int) -> Handed:
 
 
 def _end() -> None:
-    """The default group is destroyed: ends what it has begun."""
+    """The default group is destroyed: ends what it has begun.
+
+    When all ranks are done with it, as a rank that leaves ends the operations of the others, also in groups that it is
+    not in. But a rank that leaves because of an error does not wait for the others, which may wait for it.
+    """
     begun, _begun[:] = list(_begun), []
     if begun and contexts.is_initialized() and contexts.current() is begun[0]:
+        if sys.exc_info()[0] is None:
+            with contextlib.suppress(HorovodInternalError):  # the job has ended already
+                collectives.barrier(global_process_set)
         basics.shutdown()
 
 
