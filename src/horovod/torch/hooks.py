@@ -21,8 +21,8 @@ _NO_LIMIT = TimeLimit(float(1 << 32), "{:g} s have passed".format)
 def ddp_hook(process_set: ProcessSet | None, bucket: Any) -> Future[Tensor]:
     """Averages one bucket: `model.register_comm_hook(None, hvd.ddp_hook)`, with `model` a DistributedDataParallel.
 
-    `bucket`: a torch.distributed.GradBucket. `process_set`: the ranks that the model is on; None: all. hvd.init() must have been called. The average is rounded
-    once, as hvd.allreduce does.
+    `bucket`: a torch.distributed.GradBucket. `process_set`: the ranks that the model is on; None: all. hvd.init() must
+    have been called. The average is rounded once, as hvd.allreduce does.
     """
     from horovod.torch.distributed.work import OperationsWork  # torch can be built without torch.distributed
 
@@ -30,3 +30,6 @@ def ddp_hook(process_set: ProcessSet | None, bucket: Any) -> Future[Tensor]:
     how = (Average, None, 1.0, 1.0, process_set or global_process_set)
     work = OperationsWork([collectives.allreduce(gradients, None, how, True)], [gradients], _NO_LIMIT)
     return work.get_future().then(lambda done: done.value()[0])
+
+
+ddp_hook.__annotations__ = {}  # torch compares them with its own classes, and these are texts

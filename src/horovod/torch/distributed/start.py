@@ -144,13 +144,10 @@ def _store(context: Context) -> Any:
     key = f"torch-store/{world.generation}/{next(_stores)}"
     if context.rank == 0:
         on_one_host = len(set(world.host_of_rank)) == 1
-        address = "127.0.0.1" if on_one_host else world.rendezvous.local_address()
-        listener = socket.create_server((address, 0))
-        port = listener.getsockname()[1]
-        store = dist.TCPStore(
-            address, port, context.size, True, wait_for_workers=False, master_listen_fd=listener.detach()
-        )
+        listener = socket.create_server(("127.0.0.1" if on_one_host else world.rendezvous.local_address(), 0))
+        address, port = listener.getsockname()
         world.rendezvous.put(key, [address, port])
-        return store
+        # It waits for the others: it must not be gone before they have come.
+        return dist.TCPStore(address, port, context.size, True, master_listen_fd=listener.detach())
     address, port = world.rendezvous.get(key, dist.default_pg_timeout.total_seconds())
     return dist.TCPStore(address, port, context.size, False)
