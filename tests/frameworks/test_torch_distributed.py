@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -372,9 +373,8 @@ def test_a_late_rank_ends_the_job_after_the_time_out(through_future: bool) -> No
 
 def test_a_lost_rank_is_named_in_wait_and_through_the_future() -> None:
     def run(dist: Any, rank: int, size: int) -> str:
+        dist.barrier()
         if rank == 1:
-            import os
-
             os.kill(os.getpid(), 9)
         work = dist.all_reduce(torch.ones(1), async_op=True)
         with pytest.raises(RuntimeError, match="rank 1"):

@@ -75,15 +75,29 @@ def join(started: Started, settings: Settings, deadline: float, comm: Any = None
 
     `comm`: a communicator of mpi4py, whose members are the job; by default MPI's world, if it can be had.
     """
-    key = handed() if comm is None else comm
+    caller = handed()
+    if comm is None and caller is not None:
+        return _join_handed(caller, settings, deadline)
     for given, job in _jobs:
-        if given is key or (given is not None and given == key):
+        if given is comm or (given is not None and given == comm):
             return job
-    carrier = key
-    if key is None and not settings.rendezvous_directory:
-        carrier = mpi.opened(started, deadline)
+    by_mpi = comm
+    if comm is None and not settings.rendezvous_directory:
+        by_mpi = mpi.opened(started, deadline)
     find = _lead if started.rank == 0 else _follow
-    _jobs.append((key, find(started, settings, deadline, carrier)))
+    _jobs.append((comm, find(started, settings, deadline, by_mpi)))
+    return _jobs[-1][1]
+
+
+def _join_handed(caller: Handed, settings: Settings, deadline: float) -> LaunchedJob:
+    """The others may be new processes each time, so that rank 0 gives its message anew; its rendezvous may be old."""
+    if caller.started.rank != 0:
+        return _follow_handed(caller, settings, deadline)
+    for given, job in _jobs:
+        if isinstance(given, Handed) and given.started == caller.started:
+            caller.give(job.offer.packed())
+            return job
+    _jobs.append((caller, _lead(caller.started, settings, deadline, caller)))
     return _jobs[-1][1]
 
 
@@ -120,12 +134,10 @@ def _close(server: RendezvousServer, owner: int) -> None:
         server.close()
 
 
-def _follow(started: Started, settings: Settings, deadline: float, carrier: Any) -> LaunchedJob:
-    if carrier is None:
+def _follow(started: Started, settings: Settings, deadline: float, comm: Any) -> LaunchedJob:
+    if comm is None:
         return _follow_file(started, settings, deadline)
-    if isinstance(carrier, Handed):
-        return _follow_handed(carrier, settings, deadline)
-    offer = Offer.parse(mpi.take(carrier, deadline))
+    offer = Offer.parse(mpi.take(comm, deadline))
     if offer is None:
         raise StartError("rank 0 sent an offer that cannot be read; does it run this version?", "start-version")
     reached, unreached = _reached(offer, deadline)
