@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.distributed with the backend hvd: each call gives what its definition says, alone and beside hvd's own calls."""
+"""torch.distributed with the backend hvd: each call gives what its definition says, also beside hvd's calls."""
 
 from __future__ import annotations
 
@@ -342,7 +342,9 @@ def test_a_wrong_call_is_told_to_all(worlds: WorldPool) -> None:
             group.all_to_all_single(torch.zeros(3), torch.zeros(3), [1, 2], [1, 1])
         with pytest.raises(ValueError, match="3 input rows cannot be dealt to 2 ranks evenly"):
             group.all_to_all_single(torch.zeros(4), torch.zeros(3), [], [])
-        with pytest.raises(NotImplementedError, match="no send between two ranks yet\nhint: use a group of the backend"):
+        with pytest.raises(
+            NotImplementedError, match="no send between two ranks yet\nhint: use a group of the backend"
+        ):
             dist.send(torch.zeros(1), 1 - rank)
 
     worlds(2, ENV).run(in_group(run))

@@ -32,7 +32,9 @@ def on_both(function: Callable[..., Any]) -> Callable[[], tuple[Any, Any]]:
         for backend in ("gloo", "hvd"):
             dist.init_process_group(backend)  # by hvd's rendezvous: there is no MASTER_ADDR
             try:
-                if backend == "gloo":  # its own thread may otherwise be the last that holds it, and then ends the process
+                if (
+                    backend == "gloo"
+                ):  # its own thread may otherwise be the last that holds it, and then ends the process
                     torch.distributed.kept = [*getattr(torch.distributed, "kept", ()), dist.group.WORLD]
                 torch.manual_seed(0)
                 values.append(function(dist, dist.get_rank(), dist.get_world_size()))
@@ -201,7 +203,9 @@ def test_a_checkpoint_is_loaded_by_another_number_of_ranks(worlds: WorldPool, tm
             of_model, of_optimizer = get_state_dict(plain, optimizer)
             state = {"model": of_model, "optimizer": of_optimizer}
             if saves:
-                checkpoint.async_save(state, checkpoint_id=folder, process_group=dist.new_group(backend="gloo")).result()
+                checkpoint.async_save(
+                    state, checkpoint_id=folder, process_group=dist.new_group(backend="gloo")
+                ).result()
                 checkpoint.save(state, checkpoint_id=folder)
             else:
                 checkpoint.load(state, checkpoint_id=folder)

@@ -15,7 +15,6 @@ so otherwise. A call of torch.distributed becomes one operation of the core:
     threads.py     the threads that complete futures
     errors.py      our errors as torch's
     start.py       the start of Horovod from torch's store, and torch's store from Horovod
-    sets.py        groups as process sets, which only their members ask for
 """
 
 from horovod.torch.distributed.errors import BackendError

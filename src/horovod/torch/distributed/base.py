@@ -181,7 +181,8 @@ class GroupBase(dist.ProcessGroup):
         return 0 if getattr(opts, "asyncOp", True) else SYNC
 
     def _root(self, opts: Any) -> int:
-        return self._ranks[opts.rootRank]
+        root: int = self._ranks[opts.rootRank]
+        return root
 
     def _start_coalescing(self, device: torch.device) -> None:
         self._coalesced, self._prepared = [], {}

@@ -69,7 +69,7 @@ class HorovodProcessGroup(ListCollectives, PeerOperations):
         return self._started("allreduce", (operation,), tensors, opts, name=name)
 
     def _allreduce_sparse(self, tensor: Tensor, how: Reduction, opts: Any, name: str | None) -> Work:
-        reduction = SparseReduction(tensor.detach(), name, how[0], self._set)
+        reduction = SparseReduction(tensor.detach(), name, how[0] or 0, self._set)
 
         def deliver(results: list[Any]) -> None:
             with torch.no_grad():
@@ -125,9 +125,7 @@ class HorovodProcessGroup(ListCollectives, PeerOperations):
             self._check_sizes("all_gather_into_tensor", "output", output, tensor)
             targets.append(Target([output], True))
             operations.append(
-                allgather_into(
-                    as_moved(tensor), targets[-1].memory, _part(name, index), self._set, self._flags(opts)
-                )
+                allgather_into(as_moved(tensor), targets[-1].memory, _part(name, index), self._set, self._flags(opts))
             )
         return self._started("allgather", operations, outputs, opts, _deliver(targets), name)
 
@@ -149,9 +147,7 @@ class HorovodProcessGroup(ListCollectives, PeerOperations):
             targets.append(Target([output], False))
             how = self._reductions.of(opts.reduceOp, tensor)
             rows = flat(tensor).view(self.size(), -1) if tensor.numel() else flat(tensor).view(self.size(), 0)
-            operations.append(
-                reducescatter_into(rows, targets[-1].memory, _part(name, index), how, self._flags(opts))
-            )
+            operations.append(reducescatter_into(rows, targets[-1].memory, _part(name, index), how, self._flags(opts)))
         return self._started("reducescatter", operations, outputs, opts, _deliver(targets), name)
 
     @told_as_torch

@@ -47,7 +47,7 @@ def alltoall_into(
                 f"the ranks have sent {received.tolist()} elements, but there is room for {output_splits}\n"
                 "hint: each rank's input splits are the output splits of the others"
             )
-        return result  # type: ignore[no-any-return]
+        return result
 
     operation.collect = checked
     return _into(output, operation)

@@ -141,9 +141,13 @@ class ListCollectives(GroupBase):
     def _check_list(self, label: str, tensors: Sequence[Tensor], like: Tensor) -> None:
         """Raises ValueError unless there is a tensor for each rank, all of one dtype."""
         if len(tensors) != self.size():
-            raise ValueError(f"{label}: expected a list of {self.size()} tensors, one for each rank, got {len(tensors)}")
+            raise ValueError(
+                f"{label}: expected a list of {self.size()} tensors, one for each rank, got {len(tensors)}"
+            )
         if any(tensor.dtype != like.dtype for tensor in tensors):
-            raise ValueError(f"{label}: expected tensors of {like.dtype}, got {sorted({str(t.dtype) for t in tensors})}")
+            raise ValueError(
+                f"{label}: expected tensors of {like.dtype}, got {sorted({str(t.dtype) for t in tensors})}"
+            )
 
 
 def _joined(tensors: Sequence[Tensor], moved: bool) -> Tensor:

@@ -31,7 +31,8 @@ def as_moved(tensor: Tensor) -> Tensor:
 
 def moved_count(tensor: Tensor) -> int:
     """The number of elements of as_moved(tensor)."""
-    return tensor.numel() if tensor.dtype in _KNOWN else tensor.numel() * tensor.element_size()
+    count: int = tensor.numel() if tensor.dtype in _KNOWN else tensor.numel() * tensor.element_size()
+    return count
 
 
 def one_block(tensors: Sequence[Tensor]) -> Tensor | None:

@@ -9,6 +9,7 @@ needs no MASTER_ADDR: rank 0 opens a store, and the others learn its port by the
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import socket
 import sys
@@ -21,15 +22,12 @@ import torch.distributed as dist
 
 from horovod.core import basics
 from horovod.core import context as contexts
+from horovod.core.asked_sets import asked_sets
 from horovod.core.context import Context
 from horovod.core.exceptions import HorovodInternalError, StartError
 from horovod.core.process_sets import global_process_set
-from horovod.settings import Settings
 from horovod.torch.distributed.group import HorovodProcessGroup
-from horovod.torch.distributed.sets import sets_of
 from horovod.torch.tensors import collectives
-from horovod.world import launchers
-from horovod.world.launchers.base import Handed, Started, handed_over
 
 __all__ = ["create", "store_of_job"]
 
@@ -55,13 +53,11 @@ def create(options: Any) -> HorovodProcessGroup:
             "hint: give init_process_group no rank and no world_size, or those of hvd.rank() and hvd.size()",
             "start-settings",
         )
-    sets_of(context)
+    asked_sets(context)
     _defaults += 1
     _times.clear()
     end = _end if begun or context in _begun else None
-    return HorovodProcessGroup(
-        global_process_set, range(context.size), context.rank, options.timeout, on_shutdown=end
-    )
+    return HorovodProcessGroup(global_process_set, range(context.size), context.rank, options.timeout, on_shutdown=end)
 
 
 def _subgroup(options: Any, ranks: list[int]) -> HorovodProcessGroup:
@@ -81,7 +77,7 @@ def _subgroup(options: Any, ranks: list[int]) -> HorovodProcessGroup:
     # Not torch's name for it, which can differ from rank to rank if not all ranks have called new_group.
     times = f"{_defaults}.{_times[tuple(ranks)]}"
     _times[tuple(ranks)] += 1
-    process_set, shared = sets_of(context).of(f"{ranks} {times}", ranks, options.timeout.total_seconds())
+    process_set, shared = asked_sets(context).ask(f"{ranks} {times}", ranks, options.timeout.total_seconds())
     prefix = f"torch.{times}" if shared else ""
     return HorovodProcessGroup(process_set, ranks, context.rank, options.timeout, prefix=prefix)
 
@@ -91,23 +87,18 @@ def _ensure_started(store: Any, rank: int, size: int, timeout: timedelta) -> boo
     with contexts.starting:
         if contexts.is_initialized():
             return False
-        with handed_over(_handed(store, rank, size)):
-            basics.init(process_sets="dynamic")
+        basics.init_as(rank, size, lambda offer: store.set(_KEY, offer), functools.partial(_take, store))
         _begun[:] = [contexts.current()]
         return True
 
 
-def _handed(store: Any, rank: int, size: int) -> Handed:
-    def take(deadline: float) -> bytes | None:
-        try:
-            store.wait([_KEY], timedelta(seconds=max(0.1, deadline - time.monotonic())))
-        except dist.DistStoreError:
-            return None
-        return bytes(store.get(_KEY))
-
-    return Handed(
-        Started("init_process_group", rank, size, key="", has_mpi=False), lambda offer: store.set(_KEY, offer), take
-    )
+def _take(store: Any, deadline: float) -> bytes | None:
+    """Rank 0's message; None if it has not come in time."""
+    try:
+        store.wait([_KEY], timedelta(seconds=max(0.1, deadline - time.monotonic())))
+    except dist.DistStoreError:
+        return None
+    return bytes(store.get(_KEY))
 
 
 def _end() -> None:
@@ -126,10 +117,9 @@ def _end() -> None:
 
 def store_of_job() -> tuple[Any, int, int] | None:
     """(store, rank, size) of the job that Horovod knows; None if it knows none."""
-    settings = Settings.from_environment()
     with contexts.starting:
         if not contexts.is_initialized():
-            if not settings.rendezvous_address and launchers.recognise(settings.launch_environment) is None:
+            if not basics.is_launched():
                 return None
             basics.init(process_sets="dynamic")
             _begun[:] = [contexts.current()]

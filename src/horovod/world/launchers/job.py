@@ -2,8 +2,8 @@
 """The job of ranks that mpirun, srun or torchrun started: they find each other, and nothing is to be set.
 
 Rank 0 runs the rendezvous on threads of its own process. The others get its addresses and the job's secret by MPI
-(mpi.py), from a file (folder.py), or by a way that the caller of init has (Handed in base.py). This happens once in a process; every init after that meets at the same
-rendezvous, which ends with rank 0.
+(mpi.py), from a file (folder.py), or in a way that the caller of init has (Handed in base.py). This happens once in a
+process; every init after that meets at the same rendezvous, which ends with rank 0.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import functools
 import os
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -147,39 +148,39 @@ def _follow(started: Started, settings: Settings, deadline: float, comm: Any) ->
 
 
 def _follow_handed(caller: Handed, settings: Settings, deadline: float) -> LaunchedJob:
-    """The message may be left over from a job that has ended, as in a file (below)."""
-    started, why = caller.started, "it did not come"
-    while (message := caller.take(deadline)) is not None:
-        offer = Offer.parse(message)
-        if offer is not None and offer.size == started.size:
-            reached, unreached = _reached(offer, deadline)
-            if reached:
-                return LaunchedJob(started, offer, reached)
-            why = f"it names {_why(offer, unreached)}"
-        if time.monotonic() > deadline:
-            break
-        time.sleep(_LAST_LOOK_S)
-    raise StartError(
-        f"rank {started.rank} of {started.size} waited {settings.start_timeout_s:g} s for the message of rank 0 in the "
-        f"store of init_process_group: {why}\nhint: look at the output of rank 0",
-        "start-unfound",
-    )
+    started = caller.started
+    found = _awaited(started, lambda: Offer.parse(caller.take(deadline) or b""), deadline)
+    if isinstance(found, str):
+        raise StartError(
+            f"rank {started.rank} of {started.size} waited {settings.start_timeout_s:g} s in init for the message by "
+            f"which rank 0 is found: {found}\nhint: look at the output of rank 0",
+            "start-unfound",
+        )
+    return LaunchedJob(started, *found)
 
 
 def _follow_file(started: Started, settings: Settings, deadline: float) -> LaunchedJob:
     file = _file(started, settings)
+    found = _awaited(started, file.read, deadline)
+    if isinstance(found, str):
+        raise _unfound(started, settings, file, found)
+    return LaunchedJob(started, *found, file)
+
+
+def _awaited(started: Started, read: Callable[[], Offer | None], deadline: float) -> tuple[Offer, list[str]] | str:
+    """The offer, and the addresses at which this rank reaches rank 0. If there is none in time: why."""
     look_s = _FIRST_LOOK_S
     why = "it is not there"
     while True:
-        offer = file.read()
+        offer = read()
         if offer is not None and offer.size == started.size:
             reached, unreached = _reached(offer, deadline)
             if reached:
-                return LaunchedJob(started, offer, reached, file)
+                return offer, reached
             # Perhaps it is left over from a job that has ended, and rank 0 is about to replace it.
             why = f"it names {_why(offer, unreached)}"
         if time.monotonic() > deadline:
-            raise _unfound(started, settings, file, why)
+            return why
         time.sleep(look_s)
         look_s = min(2 * look_s, _LAST_LOOK_S)
 
