@@ -290,9 +290,9 @@ def test_hvd_and_torch_calls_mix_and_groups_come_again(worlds: WorldPool) -> Non
                 dist.init_process_group("hvd")
             tensor = torch.ones(2)
             dist.all_reduce(tensor)
-            handle = hvd.allreduce_async_(tensor, op=hvd.Sum)
-            dist.all_reduce(tensor)  # in flight beside it, but of the same memory only on paper: of the same order
-            hvd.synchronize(handle)
+            handle = hvd.allreduce_async_(torch.ones(2), op=hvd.Sum)
+            dist.all_reduce(tensor)  # both have no name: they meet by the order of the script
+            assert hvd.synchronize(handle).tolist() == [2.0, 2.0] and tensor.tolist() == [4.0, 4.0]
             results.append(hvd.allreduce(torch.ones(1), op=hvd.Sum).item())
             dist.destroy_process_group()
             assert hvd.is_initialized()  # the script has called hvd.init
@@ -310,6 +310,11 @@ def test_futures_are_completed_and_tell_errors(world: World) -> None:
             return dist.all_reduce(done.value()[0], async_op=True).get_future().wait()
 
         assert future.then(once_more).then(once_more).wait()[0][0].item() == size**3
+        parts = [torch.zeros(2) for _ in range(size)]
+        work = dist.all_gather(parts, tensor, async_op=True)
+        while not work.is_completed():
+            pass
+        assert torch.equal(torch.stack(parts), tensor.expand(size, 2))  # without a wait
         work = dist.all_reduce(tensor, async_op=True)
         assert work.get_future() is work.get_future() and work.wait()
         assert work.is_completed() and work.is_success() and work.exception() is None

@@ -57,7 +57,7 @@ class OperationsWork(Work):
         if not self._is_done:
             self._finish(timeout)
         if self._error is not None:
-            raise self._error
+            raise self._error.with_traceback(None)
         return True
 
     def synchronize(self) -> None:
@@ -87,15 +87,24 @@ class OperationsWork(Work):
             self._is_done = True
 
     def is_completed(self) -> bool:
-        return self._is_done or all(operation.done() for operation in self._operations)
+        """True if the results are there: wait() would return or raise at once."""
+        if not self._is_done:
+            if not self._lock.acquire(blocking=False):
+                return False  # another thread waits, or is about to deliver
+            try:
+                is_over = all(operation.done() for operation in self._operations)
+            finally:
+                self._lock.release()
+            if is_over:
+                self._finish(None)
+        return self._is_done
 
     def is_success(self) -> bool:
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:
         """The error of an operation that is done."""
-        if not self._is_done and self.is_completed():
-            self._finish(None)
+        self.is_completed()
         return self._error
 
     def result(self) -> list[Any]:
