@@ -17,13 +17,14 @@ from support.world import World
 torch = pytest.importorskip("torch", reason="not run: torch is not installed")
 
 SCRIPT = """
-import sys
+import os, sys
 import torch
 import torch.distributed as dist
 assert "horovod" not in sys.modules, "import torch pays for no more than the name of the backend"
 dist.init_process_group("hvd")
 tensor = torch.ones(1)
 dist.all_reduce(tensor)
+assert [os.environ[name] for name in ("RANK", "LOCAL_RANK")] == [str(dist.get_rank())] * 2
 print("size", dist.get_world_size(), "sum", int(tensor.item()))
 dist.destroy_process_group()
 """

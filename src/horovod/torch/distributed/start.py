@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import os
 import socket
 import sys
 import time
@@ -124,6 +125,10 @@ def store_of_job() -> tuple[Any, int, int] | None:
             basics.init(process_sets="dynamic")
             _begun[:] = [contexts.current()]
     context = contexts.current()
+    place = context.world.identity
+    # As torchrun sets them: tools such as Accelerate look whether this is one process of several.
+    for name in ("rank", "size", "local_rank", "local_size"):
+        os.environ.setdefault(name.replace("size", "world_size").upper(), str(getattr(place, name)))
     return _store(context), context.rank, context.size
 
 
