@@ -7,6 +7,7 @@ operations like any other: then the script may compute, and callbacks of the fut
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -112,26 +113,27 @@ class OperationsWork(Work):
         return self._outputs
 
     def get_future(self) -> Future[Any]:
-        """The future of the outputs."""
-        with self._lock:
-            if self._future is not None:
-                return self._future
+        """The future of the outputs. An error is raised from it as a RuntimeError with our text."""
+        if self._future is None:
             devices = {one.device for one in self._outputs if isinstance(one, Tensor) and one.is_cuda}
-            future = self._future = Future(devices=list(devices) or None)
-        if self._is_done:
-            self._complete()
-        else:
-            threads.run(self._complete)
-        return future
+            source: Future[None] = Future(devices=list(devices) or None)
+            # What a callback raises is an error to C++, too, where DistributedDataParallel waits. set_exception would
+            # give it the exception as a result.
+            self._future = source.then(self._outcome)
+            if self._is_done:
+                source.set_result(None)
+            else:
+                threads.run(functools.partial(self._complete, source))
+        return self._future
 
-    def _complete(self) -> None:
-        assert self._future is not None
+    def _outcome(self, _: Future[None]) -> list[Any]:
+        self.wait()
+        return self._outputs
+
+    def _complete(self, source: Future[None]) -> None:
         if not self._is_done:
             self._finish(None)
-        if self._error is None:
-            self._future.set_result(self._outputs)
-        else:
-            self._future.set_exception(self._error)
+        source.set_result(None)
 
 
 class _DoneWork(Work):
