@@ -66,7 +66,7 @@ class GroupBase(dist.ProcessGroup):
         self._closed = False
         self.set_timeout(timeout)
 
-    # Who it is
+    # Identity
 
     def rank(self) -> int:
         return self._index
@@ -122,7 +122,7 @@ class GroupBase(dist.ProcessGroup):
         )
 
     def shutdown(self) -> None:
-        """What is in flight goes on; new calls raise."""
+        """Ends the group: operations in flight go on, new calls raise."""
         self._closed = True
         self._prepared = {}
         ends, self._on_shutdown = self._on_shutdown, None

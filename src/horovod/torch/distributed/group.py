@@ -101,7 +101,7 @@ class HorovodProcessGroup(ListCollectives, PeerOperations):
     @told_as_torch
     def reduce(self, tensors: list[Tensor], opts: Any) -> Work:
         name, is_root = self._next_name(), self._world_rank == self._root(opts)
-        # What the others get is not theirs to see.
+        # The other ranks keep their tensors, as with Gloo.
         operations = [
             collectives.allreduce(
                 tensor, _part(name, index), self._reductions.of(opts.reduceOp, tensor), is_root, self._flags(opts)

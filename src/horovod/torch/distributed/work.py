@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call of a process group returns: its operations until torch has taken the results, and the future of them.
+"""The operations of one call of a process group until torch has taken the results, and the future of them.
 
 Thread safety: any thread may wait. A future is completed by a thread of its own (threads.py), which waits for the
 operations like any other: then the script may compute, and callbacks of the future may wait in turn.
@@ -117,8 +117,8 @@ class OperationsWork(Work):
         if self._future is None:
             devices = {one.device for one in self._outputs if isinstance(one, Tensor) and one.is_cuda}
             source: Future[None] = Future(devices=list(devices) or None)
-            # What a callback raises is an error to C++, too, where DistributedDataParallel waits. set_exception would
-            # give it the exception as a result.
+            # An error that a callback raises is one to C++, too, where DistributedDataParallel waits. set_exception
+            # would give it the exception as a result.
             self._future = source.then(self._outcome)
             if self._is_done:
                 source.set_result(None)
