@@ -49,6 +49,7 @@ WHERE: list[tuple[str, str, str]] = [
     ("README.md", "horovodrun ", PAGES_RUN),
     ("docs/quickstart.md", "horovodrun ", PAGES_RUN),
     ("docs/process-sets.md", "horovodrun ", PAGES_RUN),
+    ("docs/torch-distributed.md", "", "tests/frameworks/test_torch_distributed_start.py"),
     ("docs/frameworks/jax.md", "horovodrun ", PAGES_RUN),
     ("docs/frameworks/numpy.md", "horovodrun ", PAGES_RUN),
     ("docs/frameworks/mxnet.md", "horovodrun ", "tests/frameworks/test_mxnet_examples.py"),

@@ -41,7 +41,7 @@ from support.fork_server import ForkedProcess, ForkServer
 
 # What only a hang takes, on a busy machine too.
 START_TIMEOUT_S = 150.0
-CALL_TIMEOUT_S = 150.0
+CALL_TIMEOUT_S = 15.0
 STACKS_TIMEOUT_S = 2.0  # of a rank, which may be stopped
 MAX_RANKS = 24
 

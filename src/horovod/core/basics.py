@@ -26,6 +26,7 @@ from horovod.settings.without_effect import notes, variables_without_effect
 from horovod.world import bootstrap, communicators, launchers, mpi
 from horovod.world.agreed_sets import GivenSet
 from horovod.world.bootstrap import Assignment
+from horovod.world.launchers.base import Handed, Started, handed_over
 
 __all__ = [
     "ccl_built",
@@ -106,6 +107,23 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         except BaseException:
             mpi.start_failed()
             raise
+
+
+def init_as(rank: int, size: int, give: Callable[[bytes], None], take: Callable[[float], bytes | None]) -> None:
+    """Does init for a caller that knows the ranks, with process sets that may change.
+
+    If horovodrun has not started this rank, `give` and `take` carry rank 0's message to the others (Handed in
+    world/launchers/base.py).
+    """
+    started = Started("the caller of init", rank, size, key="", has_mpi=False)
+    with contexts.starting, handed_over(Handed(started, give, take)):
+        init(process_sets="dynamic")
+
+
+def is_launched() -> bool:
+    """True if a launcher says that this process is one of several, so that init finds the others."""
+    settings = Settings.from_environment()
+    return bool(settings.rendezvous_address) or launchers.recognise(settings.launch_environment) is not None
 
 
 def _enter(settings: Settings, comm: Any, process_sets: Any, assignment: Assignment) -> None:

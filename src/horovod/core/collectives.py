@@ -39,7 +39,7 @@ from horovod.core.native import (
     Average,
     Sum,
 )
-from horovod.core.operations import Operation, gathered, run_one, submit_group, submit_one
+from horovod.core.operations import Operation, TimeLimit, gathered, run_one, submit_group, submit_one
 from horovod.core.process_sets import ProcessSet, checked_root, number_of, told_in
 from horovod.core.reductions import Reduction, as_key, resolve_op, resolved
 from horovod.core.requests import (
@@ -95,7 +95,9 @@ class Collectives(Generic[T]):
             return Operation(context, handle, output, staged, None)
         return Operation(context, handle, (tensor, output), None, self._write_back if in_place else self._deliver)
 
-    def run_allreduce(self, tensor: T, name: str | None, how: Reduction, in_place: bool) -> T:
+    def run_allreduce(
+        self, tensor: T, name: str | None, how: Reduction, in_place: bool, limit: TimeLimit | None = None
+    ) -> T:
         """Reduces one tensor over all ranks; blocks. This path sets the latency of small tensors, so keep it short."""
         context = contexts.current()
         try:
@@ -117,7 +119,7 @@ class Collectives(Generic[T]):
         except LOCAL_ERRORS as error:
             context.refuse("allreduce", name, error, told_in(how[-1]))
         if operation is not None:
-            operation.wait()
+            operation.wait(None, limit)
         if staged is tensor:
             return output  # type: ignore[no-any-return]
         if in_place:
@@ -136,6 +138,12 @@ class Collectives(Generic[T]):
         except TypeError:
             known = None
         return known or self._reduction(context, key, "allreduce", how, [staged])
+
+    def prepared_allreduce(self, how: Reduction, tensor: T) -> Prepared | None:
+        """The request of unnamed allreduces like one that has run; None: it is not prepared, or not of plain memory."""
+        staged: Any = self._adapter.stage_in_place(tensor)
+        request = contexts.current().requests.find((ALLREDUCE, None, how, staged.dtype, staged.shape))
+        return request if staged is tensor and type(request) is Prepared else None
 
     def grouped_allreduce(
         self, tensors: Sequence[T], name: str | None, how: Reduction, in_place: bool, flags: int = 0
@@ -381,13 +389,17 @@ class Collectives(Generic[T]):
 
     def barrier(self, process_set: ProcessSet | None) -> None:
         """Blocks until every rank of the set has called it."""
+        self.start_barrier(process_set, SYNC).wait()
+
+    def start_barrier(self, process_set: ProcessSet | None, flags: int = 0) -> Operation:
+        """Starts an operation that is done when every rank of the set has called it."""
         context = contexts.current()
         try:
             key = (BARRIER, process_set)
             request = context.requests.find(key) or self._prepared(context, key, "barrier", [], process_set)
         except LOCAL_ERRORS as error:
             context.refuse("barrier", None, error, told_in(process_set))
-        Operation(context, submit_group(context, request, [], [], SYNC), None, None, None).wait()
+        return Operation(context, submit_group(context, request, [], [], flags), None, None, None)
 
     # Calls that fail before an operation
 

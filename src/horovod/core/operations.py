@@ -18,9 +18,10 @@ import math
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from ctypes import byref, c_uint64, c_void_p
-from typing import Any
+from typing import Any, NamedTuple
 
 from horovod.core import native
 from horovod.core.context import Context
@@ -31,6 +32,7 @@ from horovod.core.tensors import Adapter
 
 __all__ = [
     "Operation",
+    "TimeLimit",
     "gathered",
     "number_given",
     "poll",
@@ -179,6 +181,16 @@ def _submit_on_gpu(
     return handle
 
 
+class TimeLimit(NamedTuple):
+    """How long a caller waits for an operation. Then the generation ends on all ranks, with the text that `say` makes.
+
+    A submitted operation cannot be taken back, so that there is no other way out.
+    """
+
+    seconds: float
+    say: Callable[[float], str]
+
+
 class Operation:
     """`value`: the result, or what `collect(self)` makes the result of. `keep`: tensors to keep alive until done."""
 
@@ -193,7 +205,7 @@ class Operation:
         self.keep = keep
         self.collect = collect
 
-    def wait(self, number: int | None = None) -> Any:
+    def wait(self, number: int | None = None, limit: TimeLimit | None = None) -> Any:
         """Blocks until the operation is done here; returns its result or raises its error. To be called once.
 
         On a GPU, until it is launched: the current stream waits for the rest (core/gpus.py).
@@ -204,10 +216,11 @@ class Operation:
         status = native.scratch.status_argument
         on_gpu = type(handle) is not c_uint64
         wait = handle.waiter(context) if on_gpu else context.wait  # type: ignore[union-attr]
+        deadline = None if limit is None else time.monotonic() + limit.seconds
         try:
-            code = wait(context.argument, handle, WAIT_SLICE_MS, status)
+            code = wait(context.argument, handle, _slice_ms(deadline), status)
             if code == native.PENDING:
-                code = _wait_on(context, handle, wait, status)
+                code = _wait_on(context, handle, wait, status, limit, deadline)
         except BaseException:
             _pending[next(_numbers) if number is None else number] = self
             raise
@@ -239,7 +252,21 @@ class Operation:
         return bool(code != native.PENDING)
 
 
-def _wait_on(context: Context, handle: Any, wait: Callable[..., int], status: Any) -> int:
+def _slice_ms(deadline: float | None) -> int:
+    """For so long Python's signal handlers may wait."""
+    if deadline is None:
+        return WAIT_SLICE_MS
+    return max(1, min(WAIT_SLICE_MS, math.ceil(1000 * (deadline - time.monotonic()))))
+
+
+def _wait_on(
+    context: Context,
+    handle: Any,
+    wait: Callable[..., int],
+    status: Any,
+    limit: TimeLimit | None,
+    deadline: float | None,
+) -> int:
     """Waits as long as it takes. The engine hears whether another thread of this process can still submit something."""
     thread = threading.get_ident()
     before = _waiting.get(thread)  # of the code that a signal handler has interrupted
@@ -247,8 +274,11 @@ def _wait_on(context: Context, handle: Any, wait: Callable[..., int], status: An
     code = native.PENDING
     try:
         while code == native.PENDING:
+            if limit is not None and deadline is not None and time.monotonic() >= deadline:
+                context.abort(limit.say(limit.seconds))
+                limit = deadline = None
             _declare_blocked(context)
-            code = wait(context.argument, handle, WAIT_SLICE_MS, status)
+            code = wait(context.argument, handle, _slice_ms(deadline), status)
         return code
     finally:
         if before is None:

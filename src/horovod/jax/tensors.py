@@ -24,7 +24,7 @@ from horovod.core.collectives import Collectives, Reduction
 from horovod.core.context import LOCAL_ERRORS
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.native import BROADCAST, SYNC
-from horovod.core.operations import Operation, submit_group
+from horovod.core.operations import Operation, TimeLimit, submit_group
 from horovod.core.process_sets import ProcessSet, checked_root, number_of
 from horovod.core.tensors import NumpyAdapter, numbers, pairs, unsupported_dtype
 
@@ -166,10 +166,12 @@ class Trees(Collectives[Any]):
         leaves, structure = flat(tensor)
         return _given_back(super().grouped_allreduce(leaves, name, how, in_place, flags), structure)
 
-    def run_allreduce(self, tensor: Any, name: str | None, how: Reduction, in_place: bool) -> Any:
+    def run_allreduce(
+        self, tensor: Any, name: str | None, how: Reduction, in_place: bool, limit: TimeLimit | None = None
+    ) -> Any:
         if tree_util.all_leaves([tensor]):
-            return super().run_allreduce(tensor, name, how, in_place)
-        return self.allreduce(tensor, name, how, in_place, SYNC).wait()
+            return super().run_allreduce(tensor, name, how, in_place, limit)
+        return self.allreduce(tensor, name, how, in_place, SYNC).wait(None, limit)
 
     def grouped_allreduce(
         self, tensors: Sequence[Any], name: str | None, how: Reduction, in_place: bool, flags: int = 0

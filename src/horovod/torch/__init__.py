@@ -24,6 +24,7 @@ from horovod.torch import functions as functions  # old submodules are attribute
 from horovod.torch import mpi_ops as mpi_ops
 from horovod.torch import ops
 from horovod.torch.compression import Compression
+from horovod.torch.hooks import ddp_hook
 from horovod.torch.ops import *  # noqa: F403
 from horovod.torch.optimizer import DistributedOptimizer
 from horovod.torch.state import (
@@ -45,6 +46,7 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "ddp_hook",
     "global_process_set",
     "join",
     "remove_process_set",

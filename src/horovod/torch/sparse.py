@@ -23,7 +23,7 @@ __all__ = ["SparseReduction", "sparse_allreduce_async"]
 class SparseReduction:
     """The Sum or Average of a sparse tensor over all ranks, which may have different numbers of non-zeros.
 
-    Starts when it is made. `label` as in Collectives.grouped_allgather. Raises
+    Starts when it is made: `operation`. `label` as in Collectives.grouped_allgather. Raises
     NotImplementedError for Adasum, ValueError for any other op.
     """
 
@@ -46,13 +46,17 @@ class SparseReduction:
         contexts.note_gradients()
         # Indices by row: that dimension is what an allgather joins.
         parts = [tensor._indices().t().contiguous(), tensor._values()]
-        self._operation = collectives.grouped_allgather(parts, name, process_set, label=label)
+        self.operation = collectives.grouped_allgather(parts, name, process_set, label=label)
         self._shape = tensor.shape
         self._divisor = (process_set.size() or 1) if op == Average else 1
 
     def wait(self) -> Tensor:
         """Blocks until it is done; the result is not coalesced."""
-        indices, values = self._operation.wait()
+        return self.result_of(self.operation.wait())
+
+    def result_of(self, parts: tuple[Tensor, Tensor]) -> Tensor:
+        """Makes the result of what the operation has gathered."""
+        indices, values = parts
         if self._divisor != 1:
             exact = values.is_floating_point() or values.is_complex()
             values = torch.div(values, self._divisor, rounding_mode=None if exact else "trunc")

@@ -20,7 +20,7 @@ from horovod.core.exceptions import StartError
 from horovod.core.wording import counted
 from horovod.settings import Settings
 from horovod.world.launchers import ancestors, hydra, open_mpi, orphans, slurm, torchrun
-from horovod.world.launchers.base import Environment, Started
+from horovod.world.launchers.base import Environment, Started, handed
 
 __all__ = [
     "LAUNCHERS",
@@ -67,6 +67,9 @@ def started_by(settings: Settings, comm: Any) -> Started | None:
             "hint: start the script with mpirun, or call init without a communicator",
             "start-mpi",
         )
+    caller = handed()
+    if caller is not None and not settings.rendezvous_address:
+        return caller.started
     # HOROVOD_SIZE=1 is the user's word that independent processes are meant.
     if settings.rendezvous_address or settings.size == 1:
         return None

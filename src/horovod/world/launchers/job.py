@@ -2,8 +2,8 @@
 """The job of ranks that mpirun, srun or torchrun started: they find each other, and nothing is to be set.
 
 Rank 0 runs the rendezvous on threads of its own process. The others get its addresses and the job's secret by MPI
-(mpi.py), or else from a file (folder.py). This happens once in a process; every init after that meets at the same
-rendezvous, which ends with rank 0.
+(mpi.py), from a file (folder.py), or in a way that the caller of init has (Handed in base.py). This happens once in a
+process; every init after that meets at the same rendezvous, which ends with rank 0.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import functools
 import os
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from horovod.core.exceptions import StartError
 from horovod.core.wording import of_system
 from horovod.settings import Settings
 from horovod.world.launchers import mpi
-from horovod.world.launchers.base import Started
+from horovod.world.launchers.base import Handed, Started, handed
 from horovod.world.launchers.folder import OfferFile
 from horovod.world.launchers.offer import Offer
 from horovod.world.mpi import at_exit, not_the_launchers, will_abort
@@ -67,7 +68,7 @@ class LaunchedJob:
             self.file.remove(self.offer)
 
 
-_jobs: list[tuple[Any, LaunchedJob]] = []  # with the communicator of mpi4py that init was given
+_jobs: list[tuple[Any, LaunchedJob]] = []  # with the communicator of mpi4py that init was given, or a Handed
 
 
 def join(started: Started, settings: Settings, deadline: float, comm: Any = None) -> LaunchedJob:
@@ -75,6 +76,9 @@ def join(started: Started, settings: Settings, deadline: float, comm: Any = None
 
     `comm`: a communicator of mpi4py, whose members are the job; by default MPI's world, if it can be had.
     """
+    caller = handed()
+    if comm is None and caller is not None:
+        return _join_handed(caller, settings, deadline)
     for given, job in _jobs:
         if given is comm or (given is not None and given == comm):
             return job
@@ -86,9 +90,22 @@ def join(started: Started, settings: Settings, deadline: float, comm: Any = None
     return _jobs[-1][1]
 
 
-def _lead(started: Started, settings: Settings, deadline: float, comm: Any) -> LaunchedJob:
+def _join_handed(caller: Handed, settings: Settings, deadline: float) -> LaunchedJob:
+    """The others may be new processes each time, so that rank 0 gives its message anew; its rendezvous may be old."""
+    if caller.started.rank != 0:
+        return _follow_handed(caller, settings, deadline)
+    for given, job in _jobs:
+        if isinstance(given, Handed) and given.started == caller.started:
+            caller.give(job.offer.packed())
+            return job
+    _jobs.append((caller, _lead(caller.started, settings, deadline, caller)))
+    return _jobs[-1][1]
+
+
+def _lead(started: Started, settings: Settings, deadline: float, carrier: Any) -> LaunchedJob:
+    """`carrier`: a communicator of mpi4py, or a Handed; None: a file."""
     secret = new_secret()
-    file = _file(started, settings) if comm is None else None
+    file = _file(started, settings) if carrier is None else None
     try:
         addresses = [interface_address(settings.network_interface)] if settings.network_interface else []
         server = RendezvousServer(secret, addresses[0] if addresses else "0.0.0.0", notices_ends=True)
@@ -101,8 +118,10 @@ def _lead(started: Started, settings: Settings, deadline: float, comm: Any) -> L
         if file is not None:
             file.write(offer)
             atexit.register(file.remove, offer)  # if this start fails
+        elif isinstance(carrier, Handed):
+            carrier.give(offer.packed())
         else:
-            mpi.give(comm, offer.packed(), deadline)
+            mpi.give(carrier, offer.packed(), deadline)
     except BaseException:
         server.close()
         raise
@@ -128,20 +147,40 @@ def _follow(started: Started, settings: Settings, deadline: float, comm: Any) ->
     return LaunchedJob(started, offer, reached)
 
 
+def _follow_handed(caller: Handed, settings: Settings, deadline: float) -> LaunchedJob:
+    started = caller.started
+    found = _awaited(started, lambda: Offer.parse(caller.take(deadline) or b""), deadline)
+    if isinstance(found, str):
+        raise StartError(
+            f"rank {started.rank} of {started.size} waited {settings.start_timeout_s:g} s in init for the message by "
+            f"which rank 0 is found: {found}\nhint: look at the output of rank 0",
+            "start-unfound",
+        )
+    return LaunchedJob(started, *found)
+
+
 def _follow_file(started: Started, settings: Settings, deadline: float) -> LaunchedJob:
     file = _file(started, settings)
+    found = _awaited(started, file.read, deadline)
+    if isinstance(found, str):
+        raise _unfound(started, settings, file, found)
+    return LaunchedJob(started, *found, file)
+
+
+def _awaited(started: Started, read: Callable[[], Offer | None], deadline: float) -> tuple[Offer, list[str]] | str:
+    """The offer, and the addresses at which this rank reaches rank 0. If there is none in time: why."""
     look_s = _FIRST_LOOK_S
     why = "it is not there"
     while True:
-        offer = file.read()
+        offer = read()
         if offer is not None and offer.size == started.size:
             reached, unreached = _reached(offer, deadline)
             if reached:
-                return LaunchedJob(started, offer, reached, file)
+                return offer, reached
             # Perhaps it is left over from a job that has ended, and rank 0 is about to replace it.
             why = f"it names {_why(offer, unreached)}"
         if time.monotonic() > deadline:
-            raise _unfound(started, settings, file, why)
+            return why
         time.sleep(look_s)
         look_s = min(2 * look_s, _LAST_LOOK_S)
 

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Send and receive between two ranks of a group."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.distributed import Work
+
+from horovod.torch.distributed.base import GroupBase
+from horovod.torch.distributed.errors import told_as_torch
+from horovod.torch.distributed.memory import Target, as_moved
+from horovod.torch.distributed.work import OperationsWork
+from horovod.torch.tensors import collectives
+
+__all__ = ["PeerOperations"]
+
+
+class _Received(OperationsWork):
+    """The work of a receive, which knows the sender."""
+
+    ranks: list[int]  # of the group's members in the world
+
+    def source_rank(self) -> int:
+        self.wait()
+        return self.ranks.index(self.results[0])
+
+    _source_rank = source_rank
+
+
+class PeerOperations(GroupBase):
+    """A group's operations between two ranks."""
+
+    @told_as_torch
+    def send(self, tensors: list[Tensor], to: int, tag: int) -> Work:
+        self._check_open()
+        start = self._operation("send")
+        (tensor,) = tensors
+        operation = start(as_moved(tensor), self._ranks[to], tag, self._set, 0)
+        return self._started("send", (operation,), tensors)
+
+    @told_as_torch
+    def recv(self, tensors: list[Tensor], source: int, tag: int) -> Work:
+        return self._receive(tensors, self._ranks[source], tag)
+
+    @told_as_torch
+    def recv_anysource(self, tensors: list[Tensor], tag: int) -> Work:
+        return self._receive(tensors, None, tag)
+
+    def _receive(self, tensors: list[Tensor], source: int | None, tag: int) -> Work:
+        self._check_open()
+        start = self._operation("receive")
+        target = Target(tensors, True)
+        operation = start(target.memory, source, tag, self._set, 0)
+        work = _Received((operation,), tensors, self._limit("recv"), lambda _: target.deliver())
+        work.ranks = self._ranks
+        return self._recorded(work)
+
+    def _operation(self, name: str) -> Any:
+        start = getattr(collectives, name, None)
+        if start is None:
+            raise NotImplementedError(
+                f"the backend hvd has no {name} between two ranks yet\n"
+                "hint: use a group of the backend gloo for it: dist.new_group(backend='gloo')"
+            )
+        return start
