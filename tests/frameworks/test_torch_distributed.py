@@ -347,10 +347,6 @@ def test_a_wrong_call_is_told_to_all(worlds: WorldPool) -> None:
             group.all_to_all_single(torch.zeros(3), torch.zeros(3), [1, 2], [1, 1])
         with pytest.raises(ValueError, match="3 input rows cannot be dealt to 2 ranks evenly"):
             group.all_to_all_single(torch.zeros(4), torch.zeros(3), [], [])
-        with pytest.raises(
-            NotImplementedError, match="no send between two ranks yet\nhint: use a group of the backend"
-        ):
-            dist.send(torch.zeros(1), 1 - rank)
 
     worlds(2, ENV).run(in_group(run))
 

@@ -23,6 +23,7 @@ from horovod.core.operations import Operation, number_given, rows_given, submit_
 from horovod.core.process_sets import ProcessSet, number_of, told_in
 from horovod.core.reductions import as_key
 from horovod.core.requests import Key, check_name, own_rows, request_of, wire_name
+from horovod.core.tensors import check_complex_group, check_rows
 from horovod.core.wording import shown
 from horovod.world.communicators import plan
 
@@ -122,6 +123,8 @@ class DirectCollectives(Collectives[T]):
             how = as_key(how)
             staged: Any = adapter.stage(tensor)
             target: Any = adapter.stage_in_place(output)
+            check_complex_group(adapter, [tensor], how[0])
+            check_rows(adapter, "reducescatter", [tensor], [staged])
             key: Key = (REDUCESCATTER, name, "reducescatter", how, staged.dtype, staged.shape)
             request = context.requests.find(key) or self._reduction(context, key, "reducescatter", how, [staged])
             rows = own_rows(context.place(request.process_set), tuple(staged.shape))
@@ -154,6 +157,7 @@ class DirectCollectives(Collectives[T]):
             staged: Any = adapter.stage(tensor)
             target: Any = adapter.stage_in_place(output)
             on_gpu = isinstance(staged, OnGpu)
+            check_rows(adapter, label, [tensor], [staged])
             key: Key = (kind, name, "into", splits, process_set, staged.dtype, staged.shape, target.shape)
             request = context.requests.find(key)
             if request is None:

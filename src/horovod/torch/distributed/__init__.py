@@ -10,7 +10,6 @@ so otherwise. A call of torch.distributed becomes one operation of the core:
     peers.py       ... send and receive
     reduce_ops.py  torch's reduce operations as ours
     memory.py      tensors as the flat memory that operations read and write
-    into.py        operations whose result goes into memory that the caller gives
     work.py        work and futures, which calls return
     threads.py     the threads that complete futures
     errors.py      our errors as torch's

@@ -16,7 +16,6 @@ from horovod.core.exceptions import HorovodInternalError
 from horovod.core.native import SYNC
 from horovod.core.operations import Operation, run_one
 from horovod.torch.distributed.errors import as_torch, told_as_torch
-from horovod.torch.distributed.into import allgather_into, alltoall_into, reducescatter_into
 from horovod.torch.distributed.lists import ListCollectives
 from horovod.torch.distributed.memory import Target, as_moved, flat
 from horovod.torch.distributed.names import with_all_names
@@ -125,7 +124,7 @@ class HorovodProcessGroup(ListCollectives, PeerOperations):
             self._check_sizes("all_gather_into_tensor", "output", output, tensor)
             targets.append(Target([output], True))
             operations.append(
-                allgather_into(as_moved(tensor), targets[-1].memory, _part(name, index), self._set, self._flags(opts))
+                collectives.allgather_into(as_moved(tensor), targets[-1].memory, _part(name, index), self._set, self._flags(opts))
             )
         return self._started("allgather", operations, outputs, opts, _deliver(targets), name)
 
@@ -147,7 +146,7 @@ class HorovodProcessGroup(ListCollectives, PeerOperations):
             targets.append(Target([output], False))
             how = self._reductions.of(opts.reduceOp, tensor)
             rows = flat(tensor).view(self.size(), -1) if tensor.numel() else flat(tensor).view(self.size(), 0)
-            operations.append(reducescatter_into(rows, targets[-1].memory, _part(name, index), how, self._flags(opts)))
+            operations.append(collectives.reducescatter_into(rows, targets[-1].memory, _part(name, index), how, self._flags(opts)))
         return self._started("reducescatter", operations, outputs, opts, _deliver(targets), name)
 
     @told_as_torch
@@ -161,7 +160,7 @@ class HorovodProcessGroup(ListCollectives, PeerOperations):
     ) -> Work:
         name, target = self._next_name(), Target([output], True)
         memory = as_moved(tensor)
-        operation = alltoall_into(
+        operation = collectives.alltoall_into(
             memory,
             target.memory,
             self._elements("input", splits, tensor, memory),

@@ -16,7 +16,6 @@ from torch.distributed import AllreduceCoalescedOptions, ReduceScatterOptions, W
 from horovod.core.operations import Operation
 from horovod.torch.distributed.base import GroupBase
 from horovod.torch.distributed.errors import told_as_torch
-from horovod.torch.distributed.into import allgather_into, alltoall_into, reducescatter_into
 from horovod.torch.distributed.memory import Target, as_moved, flat, moved_count, one_block
 from horovod.torch.tensors import collectives
 
@@ -66,9 +65,7 @@ class ListCollectives(GroupBase):
                 f"{label}: output {self._index} has {own.numel()} elements, but this rank gives {tensor.numel()}"
             )
         target = Target(outputs, True)
-        if len({output.numel() for output in outputs}) == 1:
-            return allgather_into(as_moved(tensor), target.memory, name, self._set, flags), target
-        return allgather_into(as_moved(tensor), target.memory, name, self._set, flags, even=False), target
+        return collectives.allgather_into(as_moved(tensor), target.memory, name, self._set, flags), target
 
     @told_as_torch
     def gather(self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: Any) -> Work:
@@ -82,7 +79,7 @@ class ListCollectives(GroupBase):
             self._check_list("gather", outputs[0], tensor)
             target = Target(outputs[0], True)
             received = [moved_count(output) for output in outputs[0]]
-        operation = alltoall_into(memory, target.memory, splits, received, name, self._set, self._flags(opts))
+        operation = collectives.alltoall_into(memory, target.memory, splits, received, name, self._set, self._flags(opts))
         return self._started("gather", (operation,), outputs, opts, lambda _: target.deliver(), name)
 
     @told_as_torch
@@ -97,7 +94,7 @@ class ListCollectives(GroupBase):
             memory = _joined(tensors[0], True)
             splits = [moved_count(tensor) for tensor in tensors[0]]
         received = [target.memory.numel() if rank == root else 0 for rank in range(self.size())]
-        operation = alltoall_into(memory, target.memory, splits, received, name, self._set, self._flags(opts))
+        operation = collectives.alltoall_into(memory, target.memory, splits, received, name, self._set, self._flags(opts))
         return self._started("scatter", (operation,), outputs, opts, lambda _: target.deliver(), name)
 
     @told_as_torch
@@ -114,7 +111,7 @@ class ListCollectives(GroupBase):
         whole = _joined(inputs, False)
         if len({tensor.numel() for tensor in inputs}) == 1:
             rows = whole.view(self.size(), output.numel())
-            operation = reducescatter_into(rows, target.memory, name, how, self._flags(opts))
+            operation = collectives.reducescatter_into(rows, target.memory, name, how, self._flags(opts))
             return self._started("reduce_scatter", (operation,), outputs, opts, lambda _: target.deliver(), name)
         operation = collectives.allreduce(whole, name, how, False, self._flags(opts))
         start = sum(tensor.numel() for tensor in inputs[: self._index])
@@ -133,7 +130,7 @@ class ListCollectives(GroupBase):
         target = Target(outputs, True)
         splits = [moved_count(tensor) for tensor in tensors]
         received = [moved_count(output) for output in outputs]
-        operation = alltoall_into(
+        operation = collectives.alltoall_into(
             _joined(tensors, True), target.memory, splits, received, name, self._set, self._flags(opts)
         )
         return self._started("all_to_all", (operation,), outputs, opts, lambda _: target.deliver(), name)

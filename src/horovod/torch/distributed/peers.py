@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 from torch.distributed import Work
 
@@ -35,9 +33,8 @@ class PeerOperations(GroupBase):
     @told_as_torch
     def send(self, tensors: list[Tensor], to: int, tag: int) -> Work:
         self._check_open()
-        start = self._operation("send")
         (tensor,) = tensors
-        operation = start(as_moved(tensor), self._ranks[to], tag, self._set, 0)
+        operation = collectives.send(as_moved(tensor), self._ranks[to], tag, self._set, 0)
         return self._started("send", (operation,), tensors)
 
     @told_as_torch
@@ -50,18 +47,8 @@ class PeerOperations(GroupBase):
 
     def _receive(self, tensors: list[Tensor], source: int | None, tag: int) -> Work:
         self._check_open()
-        start = self._operation("receive")
         target = Target(tensors, True)
-        operation = start(target.memory, source, tag, self._set, 0)
+        operation = collectives.receive(target.memory, source, tag, self._set, 0)
         work = _Received((operation,), tensors, self._limit("recv"), lambda _: target.deliver())
         work.ranks = self._ranks
         return self._recorded(work)
-
-    def _operation(self, name: str) -> Any:
-        start = getattr(collectives, name, None)
-        if start is None:
-            raise NotImplementedError(
-                f"the backend hvd has no {name} between two ranks yet\n"
-                "hint: use a group of the backend gloo for it: dist.new_group(backend='gloo')"
-            )
-        return start
