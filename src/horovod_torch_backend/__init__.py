@@ -42,5 +42,8 @@ class _OfJob:
 
             found = store_of_job()
             if found is not None:
-                return iter([found])
+                start, variables = found
+                for name, value in variables.items():  # tools such as Accelerate look at them
+                    os.environ.setdefault(name, value)
+                return iter([start])
         return self.of_torch(url, *args, **kwargs)

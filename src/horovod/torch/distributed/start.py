@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import os
 import socket
 import sys
 import time
@@ -116,8 +115,8 @@ def _end() -> None:
         basics.shutdown()
 
 
-def store_of_job() -> tuple[Any, int, int] | None:
-    """(store, rank, size) of the job that Horovod knows; None if it knows none."""
+def store_of_job() -> tuple[tuple[Any, int, int], dict[str, str]] | None:
+    """(store, rank, size) of the job that Horovod knows, and the variables that torchrun would set; None: no job."""
     with contexts.starting:
         if not contexts.is_initialized():
             if not basics.is_launched():
@@ -126,10 +125,13 @@ def store_of_job() -> tuple[Any, int, int] | None:
             _begun[:] = [contexts.current()]
     context = contexts.current()
     place = context.world.identity
-    # As torchrun sets them: tools such as Accelerate look whether this is one process of several.
-    for name in ("rank", "size", "local_rank", "local_size"):
-        os.environ.setdefault(name.replace("size", "world_size").upper(), str(getattr(place, name)))
-    return _store(context), context.rank, context.size
+    variables = {
+        "RANK": context.rank,
+        "WORLD_SIZE": context.size,
+        "LOCAL_RANK": place.local_rank,
+        "LOCAL_WORLD_SIZE": place.local_size,
+    }
+    return (_store(context), context.rank, context.size), {name: str(value) for name, value in variables.items()}
 
 
 def _store(context: Context) -> Any:
