@@ -35,8 +35,10 @@ Status Runner::map_pair(ProcessSet* pair) {
     cpu_pause();
   }
   if (place.load() == Segment::kNoArea) {
-    return {HVD_UNAVAILABLE, "rank " + std::to_string(pair->ranks[0]) + " has no shared memory for messages to rank " +
-                                 std::to_string(pair->ranks[1]), pair->ranks[0]};
+    return {HVD_UNAVAILABLE,
+            "rank " + std::to_string(pair->ranks[0]) + " has no shared memory for messages to rank " +
+                std::to_string(pair->ranks[1]),
+            pair->ranks[0]};
   }
   pair->area_offset = place.load() - 1;
   return segment_.map_area(pair->area_offset, pair->area_bytes, &pair->area);

@@ -117,12 +117,12 @@ Status check_peer(const hvd_request& request, const ProcessSet& set, const std::
 }
 
 Status check_request(const hvd_request& request, const ProcessSet& set, const std::string& what) {
-  if (request.kind < HVD_ALLREDUCE || (request.kind > HVD_REDUCESCATTER && !is_point_to_point(static_cast<hvd_kind>(request.kind)))) {
+  if (request.kind < HVD_ALLREDUCE ||
+      (request.kind > HVD_REDUCESCATTER && !is_point_to_point(static_cast<hvd_kind>(request.kind)))) {
     return invalid(what + ": unknown operation");
   }
   const bool takes_one = request.kind == HVD_ALLTOALL || is_point_to_point(static_cast<hvd_kind>(request.kind));
-  if ((request.kind == HVD_BARRIER) != (request.ntensors == 0) ||
-      (takes_one && request.ntensors != 1)) {
+  if ((request.kind == HVD_BARRIER) != (request.ntensors == 0) || (takes_one && request.ntensors != 1)) {
     const char* const expected = request.kind == HVD_BARRIER ? "no tensor" : "one tensor or more";
     return invalid(what + ": expected " + (takes_one ? "one tensor" : expected) + ", got " +
                    std::to_string(request.ntensors));

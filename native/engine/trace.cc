@@ -8,9 +8,9 @@ namespace hvd {
 
 void Trace::record(Submission* submission, Submission::Stage next) {
   using Stage = Submission::Stage;
-  static constexpr const char* kOperations[] = {"ALLREDUCE",          "ALLGATHER", "BROADCAST",     "BARRIER",
-                                                "ALLTOALL",           "REDUCESCATTER", "ADD_PROCESS_SET",
-                                                "REMOVE_PROCESS_SET", "SEND",      "RECEIVE"};
+  static constexpr const char* kOperations[] = {"ALLREDUCE", "ALLGATHER",     "BROADCAST",       "BARRIER",
+                                                "ALLTOALL",  "REDUCESCATTER", "ADD_PROCESS_SET", "REMOVE_PROCESS_SET",
+                                                "SEND",      "RECEIVE"};
   static_assert(std::size(kOperations) == HVD_RECEIVE + 1, "a name for each hvd_kind");
   if (submission->prepared == nullptr) return;
   const Stage before = submission->traced;

@@ -54,8 +54,9 @@ Status Execution::allocate(int64_t bytes, const Carrier& carrier, Submission* su
   }
   if (given > 0 && given != bytes && submission->outcome.ok()) {  // the other ranks go on, so this one takes part
     const Prepared& prepared = *submission->prepared;
-    submission->outcome = invalid(describe(rank_, prepared.name, prepared.descriptor.kind) + ": expected an output of " +
-                                  std::to_string(bytes) + " bytes, got " + std::to_string(given) + " bytes");
+    submission->outcome =
+        invalid(describe(rank_, prepared.name, prepared.descriptor.kind) + ": expected an output of " +
+                std::to_string(bytes) + " bytes, got " + std::to_string(given) + " bytes");
   }
   if (carrier.allocate != nullptr) HVD_RETURN_IF_ERROR(carrier.allocate(static_cast<size_t>(bytes), result));
   if (result->memory() != nullptr) return {};

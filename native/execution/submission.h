@@ -27,9 +27,9 @@ struct ProcessSet;
 struct Prepared {
   std::string name;  // empty: unnamed
   Descriptor descriptor;
-  std::string bytes;                // the descriptor as it is compared and sent
-  std::vector<TensorSpec> tensors;  // with the true dimension 0 of a ragged operation's input
-  std::vector<int64_t> splits;      // alltoall: rows for each member
+  std::string bytes;                  // the descriptor as it is compared and sent
+  std::vector<TensorSpec> tensors;    // with the true dimension 0 of a ragged operation's input
+  std::vector<int64_t> splits;        // alltoall: rows for each member
   std::vector<int64_t> output_bytes;  // of each tensor: of the caller's memory for a result of unknown size; or 0
   uint64_t total_bytes = 0;
   std::shared_ptr<ProcessSet> set;

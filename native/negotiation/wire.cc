@@ -86,8 +86,9 @@ const char* name_of(ReduceOp op) {
 }
 
 const char* name_of(hvd_kind kind) {
-  static constexpr const char* kNames[] = {"allreduce",     "allgather",       "broadcast",          "barrier", "alltoall",
-                                           "reducescatter", "add_process_set", "remove_process_set", "send",    "receive"};
+  static constexpr const char* kNames[] = {"allreduce", "allgather",     "broadcast",       "barrier",
+                                           "alltoall",  "reducescatter", "add_process_set", "remove_process_set",
+                                           "send",      "receive"};
   return kind <= HVD_RECEIVE ? kNames[kind] : "unknown";
 }
 

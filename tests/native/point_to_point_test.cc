@@ -68,8 +68,8 @@ TEST(messages_of_a_tag_keep_their_order_and_tags_may_cross) {
         const auto message = static_cast<int>(i < kMessages ? i : i - kMessages);
         const int tag = rank == 0 ? static_cast<int>(i >= kMessages) : static_cast<int>(i < kMessages);
         if (rank == 0) values[i].assign(3, 100 * tag + message);
-        const Status begun = rank == 0 ? send(engine, 1, values[i], tag, &handles[i])
-                                       : receive(engine, 0, values[i], tag, &handles[i]);
+        const Status begun =
+            rank == 0 ? send(engine, 1, values[i], tag, &handles[i]) : receive(engine, 0, values[i], tag, &handles[i]);
         EXPECT(begun.ok());
       }
       for (size_t i = 0; i < values.size(); ++i) {

@@ -107,7 +107,9 @@ def wrong_calls() -> list[str]:
 
 def test_wrong_calls_are_errors_here(worlds: WorldPool) -> None:
     texts = worlds(3).run(wrong_calls)[0]
-    for text, part in zip(texts, ["itself", "got 7", "rank=None", "tag=2147483648", "rank='0'", "tag=1.5"], strict=True):
+    for text, part in zip(
+        texts, ["itself", "got 7", "rank=None", "tag=2147483648", "rank='0'", "tag=1.5"], strict=True
+    ):
         assert part in text, texts
 
 

@@ -148,8 +148,8 @@ typedef struct {
                    from input. allgather, alltoall: memory of output_bytes apart from input, or NULL, read hvd_result.
                    send: NULL. receive: the tensor; input is NULL */
   const int64_t* shape;
-  int32_t ndim;  /* at most 16 */
-  int32_t dtype; /* hvd_dtype */
+  int32_t ndim;         /* at most 16 */
+  int32_t dtype;        /* hvd_dtype */
   int64_t output_bytes; /* allgather, alltoall: 0, or how large the result will be. If it has another size, the call
                            fails on this rank once it is done */
 } hvd_tensor;
@@ -162,7 +162,7 @@ typedef struct {
   uint32_t size;
   int32_t kind, op;    /* hvd_kind, hvd_op */
   int32_t process_set; /* 0 = all ranks; others: see hvd_add_process_set. This rank must be a member */
-  int32_t root_rank;   /* world rank, a member. broadcast: the root. send, receive: the other rank; receive: -1 for any */
+  int32_t root_rank; /* world rank, a member. broadcast: the root. send, receive: the other rank; receive: -1 for any */
   uint32_t flags;
   uint32_t ntensors;    /* more than one: a grouped request, done or failed as a whole. Barrier: 0; alltoall, send,
                            receive: 1 */

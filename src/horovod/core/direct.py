@@ -114,9 +114,7 @@ class DirectCollectives(Collectives[T]):
         sent = None if splits is None else tuple(map(operator.index, splits))
         return self._gather_into(ALLTOALL, "alltoall", tensor, output, name, process_set, flags, sent, output_splits)
 
-    def reducescatter_into(
-        self, tensor: T, output: T, name: str | None, how: Reduction, flags: int = 0
-    ) -> Operation:
+    def reducescatter_into(self, tensor: T, output: T, name: str | None, how: Reduction, flags: int = 0) -> Operation:
         """As reducescatter. `output` has this rank's rows, and is the result."""
         context, adapter = contexts.current(), self._adapter
         try:
@@ -165,9 +163,7 @@ class DirectCollectives(Collectives[T]):
                 self._check_output(label, staged, target, None)
                 dtype, number, gpu = adapter.dtype_of(staged), number_of(process_set), gpu_of([staged])
                 metas = ((dtype, tuple(staged.shape)),)
-                made = request_of(
-                    kind, wire_name(label, name), metas, process_set=number, splits=splits, gpu=gpu
-                )
+                made = request_of(kind, wire_name(label, name), metas, process_set=number, splits=splits, gpu=gpu)
                 if not on_gpu:
                     made.tensors[0].output_bytes = math.prod(target.shape) * native.DTYPE_BYTES[dtype]
                 request = context.requests.add(key, made, context.failure_of, gpu)
@@ -200,9 +196,7 @@ class DirectCollectives(Collectives[T]):
         if isinstance(staged, OnGpu) != isinstance(target, OnGpu):
             raise InvalidRequestError(f"{label}: expected tensor and output on one device")
         if count is not None and math.prod(target.shape) != count:
-            raise InvalidRequestError(
-                f"{label}: expected an output of {count} elements, got {math.prod(target.shape)}"
-            )
+            raise InvalidRequestError(f"{label}: expected an output of {count} elements, got {math.prod(target.shape)}")
 
 
 def _check_link(context: Context, peers: Sequence[int]) -> None:
@@ -228,5 +222,3 @@ def _integer(argument: str, value: Any) -> int:
     if not -MAX_TAG <= number <= MAX_TAG:
         raise InvalidRequestError(f"{argument}={shown(value)}: expected an integer of 32 bits")
     return number
-
-

@@ -124,7 +124,9 @@ class HorovodProcessGroup(ListCollectives, PeerOperations):
             self._check_sizes("all_gather_into_tensor", "output", output, tensor)
             targets.append(Target([output], True))
             operations.append(
-                collectives.allgather_into(as_moved(tensor), targets[-1].memory, _part(name, index), self._set, self._flags(opts))
+                collectives.allgather_into(
+                    as_moved(tensor), targets[-1].memory, _part(name, index), self._set, self._flags(opts)
+                )
             )
         return self._started("allgather", operations, outputs, opts, _deliver(targets), name)
 
@@ -146,7 +148,9 @@ class HorovodProcessGroup(ListCollectives, PeerOperations):
             targets.append(Target([output], False))
             how = self._reductions.of(opts.reduceOp, tensor)
             rows = flat(tensor).view(self.size(), -1) if tensor.numel() else flat(tensor).view(self.size(), 0)
-            operations.append(collectives.reducescatter_into(rows, targets[-1].memory, _part(name, index), how, self._flags(opts)))
+            operations.append(
+                collectives.reducescatter_into(rows, targets[-1].memory, _part(name, index), how, self._flags(opts))
+            )
         return self._started("reducescatter", operations, outputs, opts, _deliver(targets), name)
 
     @told_as_torch

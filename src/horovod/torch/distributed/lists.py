@@ -79,7 +79,9 @@ class ListCollectives(GroupBase):
             self._check_list("gather", outputs[0], tensor)
             target = Target(outputs[0], True)
             received = [moved_count(output) for output in outputs[0]]
-        operation = collectives.alltoall_into(memory, target.memory, splits, received, name, self._set, self._flags(opts))
+        operation = collectives.alltoall_into(
+            memory, target.memory, splits, received, name, self._set, self._flags(opts)
+        )
         return self._started("gather", (operation,), outputs, opts, lambda _: target.deliver(), name)
 
     @told_as_torch
@@ -94,7 +96,9 @@ class ListCollectives(GroupBase):
             memory = _joined(tensors[0], True)
             splits = [moved_count(tensor) for tensor in tensors[0]]
         received = [target.memory.numel() if rank == root else 0 for rank in range(self.size())]
-        operation = collectives.alltoall_into(memory, target.memory, splits, received, name, self._set, self._flags(opts))
+        operation = collectives.alltoall_into(
+            memory, target.memory, splits, received, name, self._set, self._flags(opts)
+        )
         return self._started("scatter", (operation,), outputs, opts, lambda _: target.deliver(), name)
 
     @told_as_torch
