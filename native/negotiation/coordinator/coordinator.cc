@@ -112,7 +112,8 @@ bool Coordinator::request(const std::vector<Requester>& ranks, int32_t set, cons
     return receive_from_any({ranks.front(), set, name, descriptor, wanted.root_rank, now}, effects);
   }
   if (!add_slow(ranks, set, name, Answer{descriptor, ""}, now, effects)) return false;
-  if (is_pair(set)) match_if_awaited(name, set, effects);
+  if (!is_pair(set)) return true;
+  if (const auto& known = sets_[set].by_name; known.contains(name)) match(known.at(name), effects);
   return true;
 }
 
@@ -219,7 +220,6 @@ void Coordinator::decide_if_complete(size_t index, Effects* effects) {
   const std::vector<int> none_from = absent(*entry);
   if (here + none_from.size() < set.ranks.size()) return;
   if (Status why = verdict(*entry, none_from); !why.ok()) {
-    if (entry->receive.has_value()) return fail_message(index, std::move(why), effects);
     fail(index, std::move(why), {}, effects);
     return;
   }
@@ -323,8 +323,14 @@ void Coordinator::decide_conflict(size_t index, Effects* effects) {
 
 void Coordinator::fail(size_t index, Status why, std::vector<int> ranks, Effects* effects) {
   const Entry& entry = entries_[index];
+  std::string of_receive;
+  if (const auto& receive = entry.receive; receive.has_value()) {  // its rank knows the call by another name
+    of_receive = failure_payload({receive->set, receive->name, why, {receive->from.rank}});
+    std::erase(ranks = sets_[entry.set].ranks, receive->from.rank);
+  }
   std::string payload = failure_payload({entry.set, entry.name, std::move(why), std::move(ranks)});
   conclude(index, {{RecordKind::kError, kNoId, true, std::move(payload)}}, effects);
+  if (!of_receive.empty()) ids_.run_once({{RecordKind::kError, kNoId, true, std::move(of_receive)}}, effects);
 }
 
 void Coordinator::finish(Entry* entry) {

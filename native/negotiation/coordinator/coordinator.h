@@ -144,9 +144,7 @@ class Coordinator {
   size_t find_or_create(int32_t set, const std::string& name);
   // point_to_point.cc
   bool receive_from_any(Receive receive, Effects* effects);
-  void match(size_t index, Receive receive, Effects* effects);
-  void match_if_awaited(const std::string& name, int32_t pair, Effects* effects);
-  void fail_message(size_t index, Status why, Effects* effects);
+  void match(size_t index, Effects* effects);
   bool add_slow(const std::vector<Requester>& ranks, int32_t set, const std::string& name, Answer answer, double now,
                 Effects* effects);
   void recall(Entry* entry, Effects* effects);

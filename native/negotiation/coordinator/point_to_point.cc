@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "negotiation/coordinator/coordinator.h"
-#include "negotiation/frames.h"
 
 namespace hvd {
 
@@ -25,52 +24,31 @@ bool Coordinator::receive_from_any(Receive receive, Effects* effects) {
     if (!entry.slow.contains(from) || entry.slow.contains(to)) continue;
     if (oldest == Ids::kNoEntry || entry.since < entries_[oldest].since) oldest = found->second;
   }
-  if (oldest == Ids::kNoEntry) {
-    receives_.push_back(std::move(receive));
-  } else {
-    match(oldest, std::move(receive), effects);
-  }
+  receives_.push_back(std::move(receive));
+  if (oldest != Ids::kNoEntry) match(oldest, effects);
   return true;
 }
 
-// Counts the receive as its rank's request for this message.
-void Coordinator::match(size_t index, Receive receive, Effects* effects) {
+// Gives the message to the first receive that waits for it, if nothing but its sender has come: counts the receive as
+// its rank's request.
+void Coordinator::match(size_t index, Effects* effects) {
   Entry& entry = entries_[index];
   Message message;
-  Descriptor descriptor;
   parse_message(entry.name, &message);
-  Descriptor::decode(receive.descriptor, &descriptor);
-  descriptor.kind = HVD_SEND;
-  descriptor.process_set = entry.set;
-  descriptor.root_rank = message.from;
-  const Requester from = receive.from;
-  entry.receive = std::move(receive);
-  add_slow({from}, entry.set, entry.name, Answer{descriptor.encode(), ""}, entry.receive->since, effects);
-}
-
-void Coordinator::match_if_awaited(const std::string& name, int32_t pair, Effects* effects) {
-  Message message;
-  const auto found = sets_[pair].by_name.find(name);
-  if (found == sets_[pair].by_name.end() || !parse_message(name, &message)) return;
-  const Entry& entry = entries_[found->second];
   if (!entry.slow.contains(message.from) || entry.slow.contains(message.to)) return;
   const auto awaited = std::ranges::find_if(receives_, [&](const Receive& receive) {
     return receive.from.rank == message.to && receive.set == message.set && receive.tag == message.tag;
   });
   if (awaited == receives_.end()) return;
-  Receive receive = std::move(*awaited);
+  entry.receive = std::move(*awaited);
   receives_.erase(awaited);
-  match(found->second, std::move(receive), effects);
-}
-
-// The receiver knows the call by another name than the sender.
-void Coordinator::fail_message(size_t index, Status why, Effects* effects) {
-  const Receive receive = *entries_[index].receive;
-  Message message;
-  parse_message(entries_[index].name, &message);
-  std::string payload = failure_payload({receive.set, receive.name, why, {receive.from.rank}});
-  fail(index, std::move(why), {message.from}, effects);
-  ids_.run_once({{RecordKind::kError, kNoId, true, std::move(payload)}}, effects);
+  Descriptor descriptor;
+  Descriptor::decode(entry.receive->descriptor, &descriptor);
+  descriptor.kind = HVD_SEND;
+  descriptor.process_set = entry.set;
+  descriptor.root_rank = message.from;
+  const double now = entry.receive->since;
+  add_slow({entry.receive->from}, entry.set, entry.name, Answer{descriptor.encode(), ""}, now, effects);
 }
 
 }  // namespace hvd

@@ -22,7 +22,7 @@ from horovod.core.native import ALLGATHER, ALLTOALL, RECEIVE, REDUCESCATTER, SEN
 from horovod.core.operations import Operation, number_given, rows_given, submit_one, take_result
 from horovod.core.process_sets import ProcessSet, number_of, told_in
 from horovod.core.reductions import as_key
-from horovod.core.requests import Key, check_name, own_rows, request_of, wire_name
+from horovod.core.requests import Key, Prepared, check_name, own_rows, request_of, wire_name
 from horovod.core.tensors import check_complex_group, check_rows
 from horovod.core.wording import shown
 from horovod.world.communicators import plan
@@ -157,7 +157,7 @@ class DirectCollectives(Collectives[T]):
             on_gpu = isinstance(staged, OnGpu)
             check_rows(adapter, label, [tensor], [staged])
             key: Key = (kind, name, "into", splits, process_set, staged.dtype, staged.shape, target.shape)
-            request = context.requests.find(key)
+            request: Prepared | native.Request | None = context.requests.find(key)
             if request is None:
                 check_name(name)
                 self._check_output(label, staged, target, None)

@@ -20,8 +20,9 @@ import numpy as np
 from jax import tree_util
 
 from horovod.core import context as contexts
-from horovod.core.collectives import Collectives, Reduction
+from horovod.core.collectives import Reduction
 from horovod.core.context import LOCAL_ERRORS
+from horovod.core.direct import DirectCollectives
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.native import BROADCAST, SYNC
 from horovod.core.operations import Operation, TimeLimit, submit_group
@@ -157,7 +158,7 @@ def _counts(received: np.ndarray[Any, Any]) -> jax.Array:
     return counts
 
 
-class Trees(Collectives[Any]):
+class Trees(DirectCollectives[Any]):
     """The operations outside of compiled functions, over pytrees."""
 
     def allreduce(self, tensor: Any, name: str | None, how: Reduction, in_place: bool, flags: int = 0) -> Operation:
