@@ -105,8 +105,8 @@ Member::Announcement Member::begin(Entry* entry, const ContributionPtr& call) {
   entry->in_flight = call;
   // The row first: a leader that shuts the fast way looks at the rows after that.
   if (entry->id.has_value()) board_.set_in_flight(*entry->id, clock_.now_ns() / 1000000 + 1);
-  const bool is_known =
-      !call->is_refusal && entry->id.has_value() && entry->definition == call->descriptor && !is_pair(entry->set);
+  const bool may_be_counted = !call->is_refusal && entry->id.has_value() && !is_pair(entry->set);
+  const bool is_known = may_be_counted && entry->definition == call->descriptor;
   if (!is_known) return ask(*entry, *call);
   const Arrived arrived = board_.arrive(*entry->id);
   if (arrived.outcome == Arrived::Outcome::kRecalled) return ask(*entry, *call);

@@ -56,6 +56,14 @@ inline bool parse_message(const std::string& name, Message* out) {
                      &out->tag, &out->set) >= 3;
 }
 
+// True for the name of a message between the two ranks of the pair.
+inline bool is_of_pair(const std::string& name, int32_t pair) {
+  const std::vector<int> ranks = ranks_of_pair(pair);
+  Message message;
+  if (!parse_message(name, &message) || name != name_of_message(message)) return false;
+  return (message.from == ranks[0] && message.to == ranks[1]) || (message.from == ranks[1] && message.to == ranks[0]);
+}
+
 // A receive from any rank, in the set that the ranks are chosen from.
 inline std::string name_of_receive(int to, int32_t tag) {
   return "receive on rank " + std::to_string(to) + " from any rank, tag " + std::to_string(tag);

@@ -11,6 +11,7 @@
 
 #include "engine_world.h"
 #include "negotiation/frames.h"
+#include "negotiation/point_to_point.h"
 #include "platform/clock.h"
 #include "platform/descriptor_passing.h"
 #include "platform/memory_limit.h"
@@ -164,7 +165,16 @@ std::vector<Nonsense> for_the_coordinator() {
       {"bytes after the request", FrameKind::kRequest, request(1, "x", good) + "x"},
       {"a reason without end", FrameKind::kRefuse, refusal(1, 0, "x", std::string(1u << 20, 'y'))},
       {"a request in a set that is none", FrameKind::kRequest, request(1, "x", descriptor_of({4}, HVD_ALLREDUCE, 7))},
-      {"a refusal in a set that is none", FrameKind::kRefuse, refusal(1, -1, "x", "why")},
+      {"a refusal in a set that is none", FrameKind::kRefuse, refusal(1, 7, "x", "why")},
+      {"a refusal in a pair that is no message's", FrameKind::kRefuse, refusal(1, -1, "x", "why")},
+      {"a message in another pair", FrameKind::kRequest,
+       request(1, "send from rank 1 to rank 2, tag 0", descriptor_of({4}, HVD_SEND, -1))},
+      {"a message of ranks that are none", FrameKind::kRequest,
+       request(1, "send from rank 1 to rank 7, tag 0", descriptor_of({4}, HVD_SEND, pair_of(1, 7)))},
+      {"a receive from any rank of a pair", FrameKind::kRequest,
+       request(1, "receive on rank 1 from any rank, tag 0", descriptor_of({4}, HVD_RECEIVE, -1))},
+      {"a receive from any rank of a set that is none", FrameKind::kRequest,
+       request(1, "receive on rank 1 from any rank, tag 0", descriptor_of({4}, HVD_RECEIVE, 7))},
       {"more ranks than bytes", FrameKind::kRequest,
        request(1, "x", good.substr(0, good.size() - 4) + "\xff\xff\xff\xff")},
       {"an entry that is none", FrameKind::kHostReady, numbers(uint32_t{1}, uint32_t{5})},

@@ -124,6 +124,7 @@ bool Coordinator::refuse(int rank, int32_t set, const std::string& name, const s
 
 bool Coordinator::add_slow(const std::vector<Requester>& ranks, int32_t set_number, const std::string& name,
                            Answer answer, double now, Effects* effects) {
+  if (is_pair(set_number) && !is_of_pair(name, set_number)) return false;
   if (is_pair(set_number) && !sets_.contains(set_number)) {
     std::vector<int> pair = ranks_of_pair(set_number);
     if (static_cast<size_t>(pair.back()) >= host_of_rank_.size()) return false;
