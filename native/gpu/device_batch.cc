@@ -14,11 +14,22 @@ static size_t bytes_of(const TensorSpec& tensor) {
   return static_cast<size_t>(tensor.count()) * element_size(tensor.dtype);
 }
 
+// Of a message, the sender has the input and the receiver the output.
+static bool is_sender(const Prepared& prepared) {
+  return prepared.set->ranks[static_cast<size_t>(prepared.set->member)] == prepared.descriptor.root_rank;
+}
+
+static size_t input_bytes_of(const Prepared& prepared, const TensorSpec& tensor) {
+  return prepared.descriptor.kind == HVD_SEND && !is_sender(prepared) ? 0 : bytes_of(tensor);
+}
+
 static size_t output_bytes_of(const Prepared& prepared, const TensorSpec& tensor) {
   switch (prepared.descriptor.kind) {
     case HVD_ALLREDUCE:
     case HVD_BROADCAST:
       return bytes_of(tensor);
+    case HVD_SEND:
+      return is_sender(prepared) ? 0 : bytes_of(tensor);
     case HVD_REDUCESCATTER: {
       const ProcessSet& set = *prepared.set;
       const auto mine = static_cast<size_t>(rows_of_member(tensor.shape[0], set.size(), set.member));
@@ -34,8 +45,9 @@ ClosedBatch::ClosedBatch(const Batch& batch, const std::vector<SubmissionPtr>& c
     Submission& submission = *calls[each.entry];
     if (submission.on_device == nullptr) continue;
     const TensorSpec& spec = submission.prepared->tensors[each.tensor];
-    tensors[submission.prepared->device].push_back(
-        {&submission, each.tensor, bytes_of(spec), output_bytes_of(*submission.prepared, spec)});
+    tensors[submission.prepared->device].push_back({&submission, each.tensor,
+                                                    input_bytes_of(*submission.prepared, spec),
+                                                    output_bytes_of(*submission.prepared, spec)});
   }
 }
 

@@ -27,7 +27,7 @@ Status DeviceRunner::begin(const Batch& batch, const std::vector<SubmissionPtr>&
 
 Status DeviceRunner::choose(const ClosedBatch& closed, DeviceCarrier* out) {
   const hvd_kind kind = closed.batch.descriptor->kind;
-  const GpuWay wanted = settings_.gpu_way[kind];
+  const GpuWay wanted = settings_.gpu_way[kind == HVD_SEND ? HVD_BROADCAST : kind];  // as which a message travels
   const DeviceRow* const row = device_row(closed.batch.descriptor->place);
   const ProcessSet& members = closed.set();
   const Reduction reduction = reduces(kind) ? reduction_of(closed.batch, members.size()) : Reduction{};

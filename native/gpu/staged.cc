@@ -46,7 +46,8 @@ Status Staged::fetch(size_t stream) {
 
 // Enqueues the copies of the inputs into memory of the host.
 Status Staged::fetch(Part* part) const {
-  const bool is_in_place = closed_.batch.descriptor->kind != HVD_REDUCESCATTER;
+  const hvd_kind kind = closed_.batch.descriptor->kind;
+  const bool is_in_place = kind != HVD_REDUCESCATTER && kind != HVD_SEND;
   size_t bytes = 0;
   for (const DeviceTensor& tensor : part->tensors) {
     bytes += aligned(tensor.input_bytes) + (is_in_place ? 0 : aligned(tensor.output_bytes));

@@ -31,7 +31,7 @@ struct EngineSettings {
   std::string cuda_library;                         // the driver of GPUs; empty: the system's
   std::string nccl_library;                         // the user's word; empty: found
   std::string nccl_found;                           // where Python has found one
-  GpuWay gpu_way[HVD_RECEIVE + 1] = {};  // of each hvd_kind
+  GpuWay gpu_way[HVD_REMOVE_PROCESS_SET + 1] = {};  // of each hvd_kind
   GpuLevels gpu_levels = GpuLevels::kNone;          // of allreduce, where a set spans hosts
   uint64_t nccl_streams = 1;                        // of each process set
   uint64_t nccl_timeout_ms = 600000;                // of a GPU's work that others wait for; 0: none

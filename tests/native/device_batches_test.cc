@@ -462,4 +462,34 @@ TEST(without_work_on_gpus_nobody_looks_at_them) {
   EXPECT(none.look_again_in_ns(true, false) > 0);
 }
 
+TEST(messages_between_gpus_arrive) {
+  run_worlds(3, [](Engine& engine, int rank) {
+    const Gpu gpu(rank);
+    float* const mine = gpu.floats(1000);
+    float* const theirs = gpu.floats(1000);
+    const auto end = [&](hvd_handle handle) {
+      EXPECT(engine.submitter().wait_on_stream(handle, gpu.stream, 20000).ok());
+      EXPECT(engine.submitter().wait(handle, 20000).ok());
+      const SubmissionPtr done = engine.submitter().find(handle);
+      const int64_t sender = done->results.empty() ? -1 : done->results[0].rows[0];
+      engine.submitter().release(handle);
+      return sender;
+    };
+    // From one rank, then from any.
+    for (const int from : {(rank + 2) % 3, -1}) {
+      standin_fill(gpu.stream, mine, 1000, static_cast<float>(rank + 1));
+      hvd_handle sent = 0, received = 0;
+      Call send = on_gpu(HVD_SEND, nullptr, gpu);
+      EXPECT(send.root((rank + 1) % 3).tensor(mine, nullptr, HVD_FLOAT32, {1000}).submit(engine, &sent).ok());
+      Call receive = on_gpu(HVD_RECEIVE, nullptr, gpu);
+      EXPECT(receive.root(from).tensor(nullptr, theirs, HVD_FLOAT32, {1000}).submit(engine, &received).ok());
+      EXPECT(end(received) == (rank + 2) % 3);
+      end(sent);
+      const float expected = static_cast<float>((rank + 2) % 3 + 1);
+      EXPECT(gpu.read(theirs, 1000) == std::vector<float>(1000, expected));
+    }
+    EXPECT(Call(HVD_BARRIER, "wall").run(engine).ok());
+  });
+}
+
 TEST_MAIN
