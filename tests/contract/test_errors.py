@@ -224,9 +224,7 @@ LOCAL_ERRORS: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] 
         "op=BitOr is for integers and bool, got float32",
     ),
     "scaled bits": (
-        lambda hvd, f: hvd.reducescatter(
-            ones(f, 2, dtype=np.int32), op=hvd.BitXor, postscale_factor=0.5, name="scaled bits"
-        ),
+        lambda hvd, f: hvd.reducescatter(ones(f, 2), op=hvd.BitXor, postscale_factor=0.5, name="scaled bits"),
         ValueError,
         "op=BitXor cannot be scaled.*postscale_factor=0.5",
     ),
