@@ -20,7 +20,7 @@ Status name_too_long(const std::string& what) {
 }
 
 Status check_tensor(const hvd_request& request, const hvd_tensor& tensor, const std::string& what) {
-  if (tensor.dtype < HVD_UINT8 || tensor.dtype > HVD_BOOL) {
+  if (tensor.dtype < HVD_UINT8 || tensor.dtype > HVD_UINT64) {
     return invalid(what + ": unknown dtype " + std::to_string(tensor.dtype));
   }
   if (tensor.ndim < 0 || tensor.ndim > kMaxDimensions) {
@@ -35,11 +35,15 @@ Status check_tensor(const hvd_request& request, const hvd_tensor& tensor, const 
   if ((is_ragged(kind) || kind == HVD_REDUCESCATTER) && tensor.ndim == 0) {
     return invalid(what + ": " + name_of(kind) + " expects at least one dimension, got a scalar");
   }
-  if (reduces(kind) && dtype == HVD_BOOL && request.op != HVD_MIN && request.op != HVD_MAX) {
-    return invalid(what + ": bool can be reduced by Min (and) and Max (or), got " +
-                   name_of(static_cast<ReduceOp>(request.op)));
+  if (!reduces(kind)) return {};
+  const auto op = static_cast<ReduceOp>(request.op);
+  if (dtype == HVD_BOOL && op != HVD_MIN && op != HVD_MAX && !is_bitwise(op)) {
+    return invalid(what + ": bool can be reduced by Min (and), Max (or), BitAnd, BitOr and BitXor, got " + name_of(op));
   }
-  if (reduces(kind) && request.op == HVD_ADASUM && !has_adasum(dtype)) {
+  if (is_floating(dtype) && is_bitwise(op)) {
+    return invalid(what + ": " + name_of(op) + " is for integers and bool, got " + name_of(dtype));
+  }
+  if (op == HVD_ADASUM && !has_adasum(dtype)) {
     return invalid(what + ": Adasum is for floating-point tensors, got " + name_of(dtype));
   }
   return {};
@@ -127,9 +131,13 @@ Status check_request(const hvd_request& request, const ProcessSet& set, const st
     return invalid(what + ": expected " + (takes_one ? "one tensor" : expected) + ", got " +
                    std::to_string(request.ntensors));
   }
-  if (reduces(static_cast<hvd_kind>(request.kind)) && (request.op < HVD_AVERAGE || request.op > HVD_PRODUCT ||
+  if (reduces(static_cast<hvd_kind>(request.kind)) && (request.op < HVD_AVERAGE || request.op > HVD_BITXOR ||
                                                        (request.op == HVD_ADASUM && request.kind != HVD_ALLREDUCE))) {
     return invalid(what + ": unsupported reduce operation " + std::to_string(request.op));
+  }
+  if (reduces(static_cast<hvd_kind>(request.kind)) && is_bitwise(static_cast<ReduceOp>(request.op)) &&
+      (request.prescale != 1 || request.postscale != 1)) {
+    return invalid(what + ": " + name_of(static_cast<ReduceOp>(request.op)) + " cannot be scaled");
   }
   if (request.kind == HVD_ALLREDUCE && request.op == HVD_ADASUM &&
       !std::has_single_bit(static_cast<uint32_t>(set.size()))) {

@@ -39,7 +39,7 @@ bool Descriptor::decode(std::string_view bytes, Descriptor* out) {
   Reader reader(bytes);
   const auto kind = reader.get<uint8_t>();
   const auto op = reader.get<uint8_t>();
-  if (kind > HVD_RECEIVE || op > HVD_PRODUCT) return false;
+  if (kind > HVD_RECEIVE || op > HVD_BITXOR) return false;
   out->kind = static_cast<hvd_kind>(kind);
   out->op = static_cast<ReduceOp>(op);
   out->process_set = reader.get<int32_t>();
@@ -52,7 +52,7 @@ bool Descriptor::decode(std::string_view bytes, Descriptor* out) {
     TensorSpec tensor;
     const auto dtype = reader.get<uint8_t>();
     const auto ndim = reader.get<uint8_t>();
-    if (reader.broken() || dtype > HVD_BOOL || ndim > kMaxDimensions) return false;
+    if (reader.broken() || dtype > HVD_UINT64 || ndim > kMaxDimensions) return false;
     tensor.dtype = static_cast<DataType>(dtype);
     for (uint8_t d = 0; d < ndim; ++d) tensor.shape.push_back(reader.get<int64_t>());
     if (!tensor.possible()) return false;
@@ -75,14 +75,15 @@ std::string describe_shape(const std::vector<int64_t>& shape) {
 }
 
 const char* name_of(DataType dtype) {
-  static constexpr const char* kNames[] = {"uint8",   "int8",     "int16",   "int32",   "int64",
-                                           "float16", "bfloat16", "float32", "float64", "bool"};
-  return dtype <= HVD_BOOL ? kNames[dtype] : "unknown";
+  static constexpr const char* kNames[] = {"uint8",   "int8",    "int16", "int32",  "int64",  "float16", "bfloat16",
+                                           "float32", "float64", "bool",  "uint16", "uint32", "uint64"};
+  return dtype <= HVD_UINT64 ? kNames[dtype] : "unknown";
 }
 
 const char* name_of(ReduceOp op) {
-  static constexpr const char* kNames[] = {"Average", "Sum", "Adasum", "Min", "Max", "Product"};
-  return op <= HVD_PRODUCT ? kNames[op] : "unknown";
+  static constexpr const char* kNames[] = {"Average", "Sum",    "Adasum", "Min",   "Max",
+                                           "Product", "BitAnd", "BitOr",  "BitXor"};
+  return op <= HVD_BITXOR ? kNames[op] : "unknown";
 }
 
 const char* name_of(hvd_kind kind) {

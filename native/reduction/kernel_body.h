@@ -460,6 +460,12 @@ void fold(const FoldArguments& a) {
       return fold_integer_by_op<int32_t>(a);
     case HVD_INT64:
       return fold_integer_by_op<int64_t>(a);
+    case HVD_UINT16:
+      return fold_integer_by_op<uint16_t>(a);
+    case HVD_UINT32:
+      return fold_integer_by_op<uint32_t>(a);
+    case HVD_UINT64:
+      return fold_integer_by_op<uint64_t>(a);
     case HVD_BOOL:
       return fold_bool(a);
   }

@@ -34,13 +34,20 @@ struct Larger {
   using Accumulator = T;
   static void add(T* into, T value) { *into = value > *into ? value : *into; }
 };
+template <class T>
 struct And {
-  using Accumulator = uint8_t;
-  static void add(uint8_t* into, uint8_t value) { *into = static_cast<uint8_t>(*into & (value != 0)); }
+  using Accumulator = T;
+  static void add(T* into, T value) { *into = static_cast<T>(*into & value); }
 };
+template <class T>
 struct Or {
-  using Accumulator = uint8_t;
-  static void add(uint8_t* into, uint8_t value) { *into = static_cast<uint8_t>(*into | (value != 0)); }
+  using Accumulator = T;
+  static void add(T* into, T value) { *into = static_cast<T>(*into | value); }
+};
+template <class T>
+struct Xor {
+  using Accumulator = T;
+  static void add(T* into, T value) { *into = static_cast<T>(*into ^ value); }
 };
 
 // `first(value)` opens an accumulator, `add` folds a further value in, `last(accumulator)` makes the result.
@@ -82,16 +89,19 @@ inline T scaled(T value, double scale) {
 }
 
 template <class T, class Fold>
+void fold_unscaled(const FoldArguments& a) {
+  using Accumulator = typename Fold::Accumulator;
+  fold_blocks<T, Accumulator>(
+      a, [](T value) { return static_cast<Accumulator>(value); },
+      [](Accumulator* into, T value) { Fold::add(into, value); },
+      [](Accumulator total) { return static_cast<T>(total); });
+}
+
+template <class T, class Fold>
 void fold_integer(const FoldArguments& a) {
   using Accumulator = typename Fold::Accumulator;
   const double prescale = a.reduction.prescale, postscale = a.reduction.postscale;
-  if (prescale == 1.0 && postscale == 1.0) {
-    fold_blocks<T, Accumulator>(
-        a, [](T value) { return static_cast<Accumulator>(value); },
-        [](Accumulator* into, T value) { Fold::add(into, value); },
-        [](Accumulator total) { return static_cast<T>(total); });
-    return;
-  }
+  if (prescale == 1.0 && postscale == 1.0) return fold_unscaled<T, Fold>(a);
   const auto before = [=](T value) { return prescale == 1.0 ? value : scaled<T>(value, prescale); };
   fold_blocks<T, Accumulator>(
       a, [=](T value) { return static_cast<Accumulator>(before(value)); },
@@ -129,7 +139,14 @@ template <class T>
 void fold_integer_by_op(const FoldArguments& a) {
   // Unsigned, and at least 32 bits wide: overflow wraps instead of being undefined.
   using Wide = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
+  using Bits = std::make_unsigned_t<T>;
   switch (a.reduction.op) {
+    case HVD_BITAND:
+      return fold_unscaled<Bits, And<Bits>>(a);
+    case HVD_BITOR:
+      return fold_unscaled<Bits, Or<Bits>>(a);
+    case HVD_BITXOR:
+      return fold_unscaled<Bits, Xor<Bits>>(a);
     case HVD_PRODUCT:
       return fold_integer<T, WrappingProduct<T, Wide>>(a);
     case HVD_MIN:
@@ -142,12 +159,22 @@ void fold_integer_by_op(const FoldArguments& a) {
   return a.reduction.divisor != 1 ? average_integer<T>(a) : fold_integer<T, WrappingSum<T, Wide>>(a);
 }
 
+template <class Fold>
+void fold_truths(const FoldArguments& a) {
+  const auto truth = [](uint8_t value) { return static_cast<uint8_t>(value != 0); };
+  fold_blocks<uint8_t, uint8_t>(
+      a, truth, [=](uint8_t* into, uint8_t value) { Fold::add(into, truth(value)); },
+      [](uint8_t total) { return total; });
+}
+
 void fold_bool(const FoldArguments& a) {
-  const auto first = [](uint8_t value) { return static_cast<uint8_t>(value != 0); };
-  const auto last = [](uint8_t total) { return total; };
-  if (a.reduction.op == HVD_MIN) {
-    fold_blocks<uint8_t, uint8_t>(a, first, [](uint8_t* into, uint8_t value) { And::add(into, value); }, last);
-  } else {
-    fold_blocks<uint8_t, uint8_t>(a, first, [](uint8_t* into, uint8_t value) { Or::add(into, value); }, last);
+  switch (a.reduction.op) {
+    case HVD_MIN:
+    case HVD_BITAND:
+      return fold_truths<And<uint8_t>>(a);
+    case HVD_BITXOR:
+      return fold_truths<Xor<uint8_t>>(a);
+    default:
+      return fold_truths<Or<uint8_t>>(a);
   }
 }

@@ -192,7 +192,7 @@ LOCAL_ERRORS: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] 
     "unsupported": (
         lambda hvd, f: hvd.allreduce(f.unsupported(), name="unsupported"),
         ValueError,
-        "uint32.*expected.*float32",
+        "float8_e5m2.*expected.*float32",
     ),
     "no tensor": (lambda hvd, f: hvd.broadcast_("text", 0, name="no tensor"), TypeError, "got str"),
     "root": (lambda hvd, f: hvd.broadcast(ones(f, 2), 99, name="root"), ValueError, "root_rank=99: expected 0 to"),
@@ -217,6 +217,16 @@ LOCAL_ERRORS: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] 
         lambda hvd, f: hvd.allreduce(ones(f, 2, dtype=np.bool_), name="bool average"),
         ValueError,
         "bool.*got op=Average",
+    ),
+    "bits of floats": (
+        lambda hvd, f: hvd.allreduce(ones(f, 2), op=hvd.BitOr, name="bits of floats"),
+        ValueError,
+        "op=BitOr is for integers and bool, got float32",
+    ),
+    "scaled bits": (
+        lambda hvd, f: hvd.reducescatter(ones(f, 2), op=hvd.BitXor, postscale_factor=0.5, name="scaled bits"),
+        ValueError,
+        "op=BitXor cannot be scaled.*postscale_factor=0.5",
     ),
     "scalar": (lambda hvd, f: hvd.allgather(ones(f), name="scalar"), ValueError, "0-d"),
     "empty group": (lambda hvd, f: hvd.grouped_allreduce([], name="empty group"), ValueError, "empty list"),
@@ -286,7 +296,7 @@ LOCAL_ERRORS: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] 
     "group of nothing": (
         lambda hvd, f: hvd.grouped_allreduce([ones(f, 2), f.unsupported()], name="group of nothing"),
         ValueError,
-        "uint32",
+        "float8_e5m2",
     ),
     "dimensions": (
         lambda hvd, f: hvd.allreduce(ones(f, *[1] * 17), name="dimensions"),
@@ -316,7 +326,7 @@ def test_a_call_that_is_wrong_on_one_rank_fails_there_and_the_others_do_not_wait
         "alltoall",
     )
     label |= {"alltoall scalar": "alltoall", "gathered list": "grouped_allgather"}
-    label |= dict.fromkeys(("scattered scalar", "scattered adasum", "scattered bool"), "reducescatter")
+    label |= dict.fromkeys(("scattered scalar", "scattered adasum", "scattered bool", "scaled bits"), "reducescatter")
     label |= {"scattered list": "grouped_reducescatter"}
     wrong = (label.get(case, "allreduce"), *LOCAL_ERRORS[case])
     check_that_the_others_are_told(worlds(size, {"HOROVOD_TRANSPORT": transport}), framework, case, wrong)
@@ -479,7 +489,7 @@ def test_a_wrong_call_after_a_rank_has_left_says_what_is_wrong_and_no_more(frame
         with pytest.raises(Exception, match="rank 0 has left"):
             while True:
                 hvd.allreduce(ones(framework, 3), name="left alone")
-        with pytest.raises(ValueError, match="uint32") as caught:
+        with pytest.raises(ValueError, match="float8_e5m2") as caught:
             hvd.allreduce(framework.unsupported(), name="wrong")
         hvd.shutdown()
         return str(caught.value)

@@ -22,6 +22,7 @@ from horovod.core.native import OP_NAMES
 
 WORLDS = [(2, "shm"), (3, "shm"), (3, "tcp"), (4, "shm"), (4, "2+2"), (4, "3+1")]
 DTYPES = ["uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "bool"]
+DTYPES += ["uint16", "uint32", "uint64"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +57,11 @@ def steps(draw: st.DrawFn, size: int, name: str) -> Step:
         first = draw(st.lists(extents, min_size=min(lowest, 1), max_size=1))
         shapes.append((*first, *draw(st.lists(st.integers(0, 3), max_size=2))) if first else ())
     dtypes = draw(st.lists(st.sampled_from(DTYPES), min_size=count, max_size=count))
+    are_floats = [dtype.startswith("float") for dtype in dtypes]
     ops = ["Min", "Max"] if "bool" in dtypes else ["Average", "Sum", "Min", "Max", "Product"]
-    scale = st.sampled_from([1.0, 2.0, 0.5]) if all(dtype.startswith("float") for dtype in dtypes) else st.just(1.0)
+    if not any(are_floats):
+        ops += ["BitAnd", "BitOr", "BitXor"]
+    scale = st.sampled_from([1.0, 2.0, 0.5]) if all(are_floats) else st.just(1.0)
     lines = len(members) if kind == "alltoall" else count
     return Step(
         kind=kind,

@@ -29,6 +29,7 @@ WORLDS_OF_ALL_DTYPES = [(2, "shm")]
 WORLDS_OF_TORCH = [(1, "auto"), (2, "shm"), (3, "tcp"), (4, "3+1")]
 DTYPES_OF_CORE = ("float32", "bfloat16")
 REDUCTIONS = ["Average", "Sum", "Min", "Max", "Product"]
+BITWISE = ["BitAnd", "BitOr", "BitXor"]
 SCALES = [(1.0, 1.0), (2.0, 1.0), (1.0, 0.5), (0.5, 4.0)]
 
 # A row: what is called, for messages; a function that calls it and returns (seen, expected).
@@ -61,8 +62,13 @@ def out_of_place(framework: Any) -> list[str]:
     return [form for form in framework.forms if "in_place" not in form]
 
 
+def ops_of(dtype: Any) -> list[str]:
+    kind = np.dtype(dtype).kind
+    return ["Min", "Max", *BITWISE] if kind == "b" else [*REDUCTIONS, *(BITWISE if kind in "iu" else [])]
+
+
 def allreduce_rows(framework: Any, dtype: Any, rank: int, size: int) -> Iterator[Row]:
-    ops = ["Min", "Max"] if dtype == np.bool_ else REDUCTIONS
+    ops = ops_of(dtype)
     shapes_and_layouts = [(shape, "dense") for shape in SHAPES] + [((3, 4), layout) for layout in framework.layouts[1:]]
     for op, (shape, layout), form in itertools.product(ops, shapes_and_layouts, framework.forms):
         yield _reduced(framework, dtype, rank, size, "allreduce", op, shape, layout, form, (1.0, 1.0))
@@ -171,7 +177,7 @@ def alltoall_rows(framework: Any, dtype: Any, rank: int, size: int) -> Iterator[
 
 
 def reducescatter_rows(framework: Any, dtype: Any, rank: int, size: int) -> Iterator[Row]:
-    ops = ["Min", "Max"] if dtype == np.bool_ else REDUCTIONS
+    ops = ops_of(dtype)
     shapes_and_layouts = [(shape, "dense") for shape in SHAPES[1:]]
     shapes_and_layouts += [((3, 4), layout) for layout in framework.layouts[1:]]
     for op, (shape, layout), form in itertools.product(ops, shapes_and_layouts, out_of_place(framework)):

@@ -290,8 +290,8 @@ def test_errors_are_tensorflows_with_the_engines_text(world: World) -> None:
             hvd.allreduce(tf.ones(2), op=hvd.Sum, average=True)
         with pytest.raises(ValueError, match="bool"):
             hvd.allreduce(tf.constant([True]))
-        with pytest.raises(ValueError, match="dtype uint32: expected one of"):
-            hvd.allreduce(tf.constant([1], tf.uint32))
+        with pytest.raises(ValueError, match="dtype string: expected one of"):
+            hvd.allreduce(tf.constant(["text"]))
         with pytest.raises(tf.errors.InvalidArgumentError, match=f"rank {rank}: .*root_rank=7") as caught:
             hvd.broadcast(tf.ones(2), 7)  # what Horovod raised for it; and a ValueError, as in the other frameworks
         assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)

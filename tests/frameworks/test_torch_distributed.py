@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
@@ -45,18 +46,33 @@ def given(rank: int, dtype: Any = None, count: int = 6) -> Any:
     return values.to(dtype or torch.float32)
 
 
-DTYPES = ["float32", "float64", "float16", "bfloat16", "int8", "uint8", "int16", "int32", "int64", "complex64"]
+def bitwise(dist: Any) -> dict[Any, Any]:
+    return {
+        dist.ReduceOp.BAND: torch.bitwise_and,
+        dist.ReduceOp.BOR: torch.bitwise_or,
+        dist.ReduceOp.BXOR: torch.bitwise_xor,
+    }
 
 
-@pytest.mark.parametrize("dtype_name", [*DTYPES[:1], *map(later, DTYPES[1:-1]), DTYPES[-1]])
+DTYPES = ["float32", "uint32", "float64", "float16", "bfloat16", "int8", "uint8", "int16", "int32", "int64", "uint16"]
+DTYPES += ["uint64", "complex64"]
+
+
+@pytest.mark.parametrize("dtype_name", [*DTYPES[:2], *map(later, DTYPES[2:-1]), DTYPES[-1]])
 def test_reductions_are_those_of_torch(world: World, dtype_name: str) -> None:
     def run(dist: Any, rank: int, size: int) -> None:
         dtype = getattr(torch, dtype_name)
-        all_given = torch.stack([given(other, dtype) for other in range(size)])
+        is_integer = not (dtype.is_complex or dtype.is_floating_point)
+        all_given = torch.stack([given(other, torch.int64 if is_integer else dtype) for other in range(size)])
+
+        def close(seen: Any, expected: Any) -> bool:  # torch compares no uint32
+            return seen.dtype == dtype and torch.allclose(seen.to(all_given.dtype), expected.to(all_given.dtype))
+
         ops = {
             dist.ReduceOp.SUM: all_given.sum(0).to(dtype),
             dist.ReduceOp.MAX: None if dtype.is_complex else all_given.amax(0),
             dist.ReduceOp.MIN: None if dtype.is_complex else all_given.amin(0),
+            **{op: functools.reduce(fold, all_given) if is_integer else None for op, fold in bitwise(dist).items()},
             dist.ReduceOp.PRODUCT: None if dtype.is_complex else all_given.prod(0).to(dtype),
             dist.ReduceOp.AVG: all_given.mean(0) if dtype in (torch.float32, torch.float64) else None,
         }
@@ -68,14 +84,14 @@ def test_reductions_are_those_of_torch(world: World, dtype_name: str) -> None:
                     tensor = given(rank, dtype)
                     work = dist.all_reduce(tensor, op, async_op=is_async)
                     assert not is_async or work.wait()
-                    assert torch.allclose(tensor, expected), (op, repeat, is_async, tensor, expected)
+                    assert close(tensor, expected), (op, repeat, is_async, tensor, expected)
             tensor = given(rank, dtype)
             dist.reduce(tensor, size - 1, op)
-            assert torch.allclose(tensor, expected if rank == size - 1 else given(rank, dtype)), (op, "reduce")
+            assert close(tensor, expected if rank == size - 1 else given(rank, dtype)), (op, "reduce")
         strided = torch.zeros(6, 2, dtype=dtype)
         strided[:, 0] = given(rank, dtype)
         dist.all_reduce(strided[:, 0])
-        assert torch.equal(strided[:, 0], ops[dist.ReduceOp.SUM]) and not strided[:, 1].any()
+        assert close(strided, torch.stack([ops[dist.ReduceOp.SUM], torch.zeros(6, dtype=dtype)], 1))
 
     world.run(in_group(run))
 
@@ -87,14 +103,16 @@ def test_scaled_sums_bools_and_sparse_tensors(world: World) -> None:
         assert torch.equal(tensor, sum(given(other) for other in range(size)) / 2)
         mine = torch.tensor([rank == 0, True, False])
         any_of, all_of = torch.tensor([True, True, False]), torch.tensor([size == 1, True, False])
-        for name, expected in {"SUM": any_of, "MAX": any_of, "BOR": any_of, "MIN": all_of, "BAND": all_of}.items():
+        odd = torch.tensor([True, size % 2 == 1, False])
+        by_op = {"SUM": any_of, "MAX": any_of, "BOR": any_of, "MIN": all_of, "BAND": all_of, "BXOR": odd}
+        for name, expected in by_op.items():
             tensor = mine.clone()
             dist.all_reduce(tensor, getattr(dist.ReduceOp, name))
             assert torch.equal(tensor, expected), name
-        with pytest.raises(NotImplementedError, match="BXOR of int32 tensors\nhint: all_gather them"):
-            dist.all_reduce(torch.ones(2, dtype=torch.int32), dist.ReduceOp.BXOR)
-        with pytest.raises(ValueError, match="dtype torch.uint32 is not supported"):
-            dist.all_reduce(torch.ones(2).to(torch.uint32))
+        with pytest.raises(ValueError, match="op=BitXor is for integers and bool, got float32"):
+            dist.all_reduce(torch.ones(2), dist.ReduceOp.BXOR)
+        with pytest.raises(ValueError, match="dtype torch.float8_e5m2 is not supported"):
+            dist.all_reduce(torch.ones(2).to(torch.float8_e5m2))
 
         sparse = torch.sparse_coo_tensor([[0, rank]], [1.0, 2.0], (size,))
         dense = sparse.to_dense()

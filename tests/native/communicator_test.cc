@@ -41,7 +41,7 @@ void random_allreduce(Communicator& communicator, uint64_t seed) {
 
 void random_broadcast(Communicator& communicator, uint64_t seed) {
   std::mt19937_64 random(seed);
-  const auto dtype = static_cast<hvd_dtype>(random() % 10);
+  const auto dtype = static_cast<hvd_dtype>(random() % 13);
   const int64_t count = random_count(random);
   const int root = static_cast<int>(random() % static_cast<uint64_t>(communicator.size()));
   const Bytes expected = data_of(dtype, count, seed, root);

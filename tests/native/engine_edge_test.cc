@@ -430,6 +430,19 @@ TEST(requests_that_cannot_be_right_are_refused) {
       request.prescale = request.postscale = 1;
       std::shared_ptr<const Prepared> prepared;
       EXPECT(engine.submitter().prepare(request, &prepared).ok());
+      for (const hvd_op op : {HVD_BITAND, HVD_BITOR, HVD_BITXOR}) {
+        std::vector<int32_t> bits(4, 1);
+        EXPECT(has(Call(HVD_REDUCESCATTER, "b").op(op).tensor(values, HVD_FLOAT32).run(engine), HVD_INVALID_ARGUMENT,
+                   {name_of(op), "is for integers and bool, got float32"}));
+        EXPECT(has(Call(HVD_ALLREDUCE, "b").op(op).scale(1, 2).tensor(bits, HVD_INT32).run(engine),
+                   HVD_INVALID_ARGUMENT, {name_of(op), "cannot be scaled"}));
+        EXPECT(Call(HVD_ALLREDUCE, "b").op(op).tensor(bits, HVD_UINT32).run(engine).ok());
+      }
+      EXPECT(has(Call(HVD_BROADCAST, "d").tensor(values, static_cast<hvd_dtype>(HVD_UINT64 + 1)).run(engine),
+                 HVD_INVALID_ARGUMENT, {"unknown dtype 13"}));
+      EXPECT(
+          has(Call(HVD_ALLREDUCE, "o").op(static_cast<hvd_op>(HVD_BITXOR + 1)).tensor(values, HVD_FLOAT32).run(engine),
+              HVD_INVALID_ARGUMENT, {"unsupported reduce operation 9"}));
       const void* const input = values.data();
       const void* const no_input = nullptr;
       void* const output = values.data();

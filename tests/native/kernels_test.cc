@@ -18,7 +18,7 @@ using hvd::Reduction;
 using reference::Bytes;
 
 constexpr InstructionSet kSets[] = {InstructionSet::kPlain, InstructionSet::kAvx2, InstructionSet::kAvx512};
-constexpr hvd_op kOps[] = {HVD_SUM, HVD_PRODUCT, HVD_MIN, HVD_MAX};
+constexpr hvd_op kOps[] = {HVD_SUM, HVD_PRODUCT, HVD_MIN, HVD_MAX, HVD_BITAND, HVD_BITOR, HVD_BITXOR};
 
 std::vector<Kernels> available_kernels() {
   std::vector<Kernels> all;
@@ -89,11 +89,13 @@ TEST(every_type_and_operation_gives_the_reference_bits_on_every_instruction_set)
   const std::vector<Kernels> all = available_kernels();
   constexpr Scales kScales[] = {{1, 1, 1}, {1, 1, 3}, {0.3, 1, 1}, {1, -2.5, 1}, {1e10, 0.7, 5}};
   constexpr int64_t kCounts[] = {1, 3, 17, 64, 133, 700};
-  for (int dtype = HVD_UINT8; dtype <= HVD_BOOL; ++dtype) {
+  for (int dtype = HVD_UINT8; dtype <= HVD_UINT64; ++dtype) {
     for (hvd_op op : kOps) {
       if (!reference::legal(static_cast<hvd_dtype>(dtype), op)) continue;
       for (const Scales& scales : kScales) {
-        if (dtype == HVD_BOOL && (scales.prescale != 1 || scales.postscale != 1 || scales.divisor != 1)) continue;
+        if ((dtype == HVD_BOOL || hvd::is_bitwise(op)) &&
+            (scales.prescale != 1 || scales.postscale != 1 || scales.divisor != 1))
+          continue;
         if (op != HVD_SUM && scales.divisor != 1) continue;
         for (size_t n : {1, 2, 3, 4, 5, 8, 9}) {
           const int64_t count = kCounts[(n + static_cast<size_t>(dtype)) % 6];

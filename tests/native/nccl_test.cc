@@ -58,9 +58,11 @@ double number(DataType dtype, const std::byte* at) {
       return single;
     }
     case HVD_INT32:
+    case HVD_UINT32:  // small ones only
       std::memcpy(&whole, at, 4);
       return whole;
     case HVD_INT64:
+    case HVD_UINT64:
       std::memcpy(&large, at, 8);
       return static_cast<double>(large);
     case HVD_INT8:
@@ -94,9 +96,11 @@ void fill(DataType dtype, int rank, std::byte* to, int64_t count) {
         break;
       }
       case HVD_INT64:
+      case HVD_UINT64:
         as(static_cast<int64_t>(value));
         break;
       case HVD_INT32:
+      case HVD_UINT32:
         as(static_cast<int32_t>(value));
         break;
       case HVD_BOOL:
@@ -140,6 +144,11 @@ TEST(nccl_is_asked_for_what_it_knows_only) {
   EXPECT(can_reduce({HVD_BOOL, HVD_MIN}, HVD_ALLREDUCE));
   EXPECT(!can_reduce({HVD_BOOL, HVD_SUM}, HVD_ALLREDUCE));
   EXPECT(!can_reduce({HVD_INT16, HVD_SUM}, HVD_ALLREDUCE));
+  EXPECT(can_reduce({HVD_UINT64, HVD_MAX}, HVD_ALLREDUCE));
+  EXPECT(!can_reduce({HVD_UINT16, HVD_MAX}, HVD_ALLREDUCE));
+  for (const ReduceOp op : {HVD_BITAND, HVD_BITOR, HVD_BITXOR}) {
+    EXPECT(!can_reduce({HVD_INT32, op}, HVD_ALLREDUCE) && !can_reduce({HVD_BOOL, op}, HVD_REDUCESCATTER));
+  }
   EXPECT(!can_reduce({HVD_INT32, HVD_SUM, 1, 1, 2}, HVD_ALLREDUCE));  // it does not truncate as we do
   EXPECT(!can_reduce({HVD_FLOAT32, HVD_ADASUM}, HVD_ALLREDUCE));
   EXPECT(!can_reduce({HVD_FLOAT32, HVD_MAX, 2, 1, 1}, HVD_REDUCESCATTER));
@@ -152,8 +161,8 @@ TEST(reductions_have_the_values_that_they_have_on_the_cpu) {
   run_world(make_world(kRanks, Wiring::kSharedMemory, with_nccl()), [](Engine& engine, int rank) {
     auto* const stream = static_cast<cuda::Stream>(standin_stream(rank));
     int number_of_case = 0;
-    for (const DataType dtype :
-         {HVD_UINT8, HVD_INT8, HVD_INT32, HVD_INT64, HVD_FLOAT16, HVD_BFLOAT16, HVD_FLOAT32, HVD_FLOAT64, HVD_BOOL}) {
+    for (const DataType dtype : {HVD_UINT8, HVD_INT8, HVD_INT32, HVD_INT64, HVD_UINT32, HVD_UINT64, HVD_FLOAT16,
+                                 HVD_BFLOAT16, HVD_FLOAT32, HVD_FLOAT64, HVD_BOOL}) {
       for (const ReduceOp op : {HVD_SUM, HVD_AVERAGE, HVD_MIN, HVD_MAX, HVD_PRODUCT}) {
         for (const double factor : {1.0, 0.5, 0.3}) {
           const Reduction reduction{dtype, op == HVD_AVERAGE ? HVD_SUM : op, factor, 1.0,

@@ -17,7 +17,7 @@ using members::World;
 // Each member has a part for everybody; one member has none.
 void random_share(Communicator& communicator, uint64_t seed) {
   std::mt19937_64 random(seed);
-  const auto dtype = static_cast<hvd_dtype>(random() % 10);
+  const auto dtype = static_cast<hvd_dtype>(random() % 13);
   const size_t element = hvd::element_size(dtype);
   std::vector<Tensors> parts;
   std::vector<std::vector<Slice>> slices;

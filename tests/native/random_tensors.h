@@ -113,12 +113,13 @@ inline int64_t random_count(std::mt19937_64& random) {
 }
 
 inline hvd::Reduction random_reduction(const Communicator& communicator, std::mt19937_64& random) {
-  const auto dtype = static_cast<hvd_dtype>(random() % 10);
-  hvd_op op = std::array{HVD_SUM, HVD_PRODUCT, HVD_MIN, HVD_MAX}[random() % 4];
+  const auto dtype = static_cast<hvd_dtype>(random() % 13);
+  hvd_op op = std::array{HVD_SUM, HVD_PRODUCT, HVD_MIN, HVD_MAX, HVD_BITAND, HVD_BITOR, HVD_BITXOR}[random() % 7];
   if (!reference::legal(dtype, op)) op = HVD_MIN;
   hvd::Reduction reduction{dtype, op};
-  if (dtype != HVD_BOOL && random() % 3 == 0) reduction.prescale = 0.5;
-  if (dtype != HVD_BOOL && random() % 3 == 0) reduction.postscale = 1.25;
+  const bool scales = dtype != HVD_BOOL && !hvd::is_bitwise(op);
+  if (scales && random() % 3 == 0) reduction.prescale = 0.5;
+  if (scales && random() % 3 == 0) reduction.postscale = 1.25;
   if (op == HVD_SUM && random() % 2 == 0) reduction.divisor = communicator.size();
   return reduction;
 }

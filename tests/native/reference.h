@@ -93,6 +93,15 @@ T fold_integer(const Reduction& reduction, const std::vector<T>& values) {
       case HVD_MIN:
         total = value < total ? value : total;
         break;
+      case HVD_BITAND:
+        total &= value;
+        break;
+      case HVD_BITOR:
+        total |= value;
+        break;
+      case HVD_BITXOR:
+        total ^= value;
+        break;
       default:
         total = value > total ? value : total;
         break;
@@ -146,14 +155,27 @@ inline Bytes fold(const Reduction& reduction, const std::vector<const std::byte*
     case HVD_INT64:
       fold_all_integers<int64_t>(reduction, inputs, count, &out);
       break;
+    case HVD_UINT16:
+      fold_all_integers<uint16_t>(reduction, inputs, count, &out);
+      break;
+    case HVD_UINT32:
+      fold_all_integers<uint32_t>(reduction, inputs, count, &out);
+      break;
+    case HVD_UINT64:
+      fold_all_integers<uint64_t>(reduction, inputs, count, &out);
+      break;
     case HVD_BOOL:
       for (int64_t i = 0; i < count; ++i) {
-        bool all = true, any = false;
+        bool all = true, any = false, odd = false;
         for (const std::byte* input : inputs) {
           all = all && input[i] != std::byte{0};
           any = any || input[i] != std::byte{0};
+          odd = odd != (input[i] != std::byte{0});
         }
-        out[static_cast<size_t>(i)] = std::byte{static_cast<uint8_t>(reduction.op == HVD_MIN ? all : any)};
+        const bool is_and = reduction.op == HVD_MIN || reduction.op == HVD_BITAND;
+        out[static_cast<size_t>(i)] = std::byte{static_cast<uint8_t>(is_and                       ? all
+                                                                     : reduction.op == HVD_BITXOR ? odd
+                                                                                                  : any)};
       }
       break;
     case HVD_FLOAT32:
@@ -203,8 +225,7 @@ inline void fill(DataType dtype, uint64_t seed, std::byte* to, int64_t count) {
     if (special && dtype == HVD_FLOAT16) bits = kFloat16[pick];
     if (special && dtype == HVD_BFLOAT16) bits = kBfloat16[pick];
     // All ones and the sign bit alone are -1 and the least of every signed type.
-    const bool integer =
-        dtype == HVD_INT8 || dtype == HVD_INT16 || dtype == HVD_INT32 || dtype == HVD_INT64 || dtype == HVD_UINT8;
+    const bool integer = dtype != HVD_BOOL && !hvd::is_floating(dtype);
     const uint64_t top = uint64_t{1} << (8 * size - 1);
     if (special && integer) bits = pick < 3 ? top : pick < 6 ? top - 1 : pick < 8 ? ~uint64_t{0} : pick;
     std::memcpy(to + static_cast<size_t>(i) * size, &bits, size);
@@ -236,6 +257,9 @@ inline Bytes fold_over_hosts(const Reduction& reduction, const std::vector<const
   return fold({reduction.dtype, reduction.op, 1.0, reduction.postscale, reduction.divisor}, pointers, count);
 }
 
-inline bool legal(DataType dtype, ReduceOp op) { return dtype != HVD_BOOL || op == HVD_MIN || op == HVD_MAX; }
+inline bool legal(DataType dtype, ReduceOp op) {
+  if (hvd::is_bitwise(op)) return !hvd::is_floating(dtype);
+  return dtype != HVD_BOOL || op == HVD_MIN || op == HVD_MAX;
+}
 
 }  // namespace reference

@@ -80,7 +80,9 @@ class Core:
         return tensor
 
     def unsupported(self) -> Any:
-        return np.zeros(3, np.uint32)
+        import ml_dtypes
+
+        return np.zeros(3, ml_dtypes.float8_e5m2)
 
 
 class Torch(Core):
@@ -117,7 +119,7 @@ class Torch(Core):
         return plain
 
     def unsupported(self) -> Any:
-        return self._torch.zeros(3, dtype=self._torch.uint32)
+        return self._torch.zeros(3, dtype=self._torch.float8_e5m2)
 
 
 class TensorFlow(Core):
@@ -145,7 +147,7 @@ class TensorFlow(Core):
         return array
 
     def unsupported(self) -> Any:
-        return self._tf.zeros(3, self._tf.uint32)
+        return self._tf.cast(self._tf.zeros(3), self._tf.dtypes.experimental.float8_e5m2)
 
     def text(self, error: BaseException) -> str:
         """Without the names of nodes before and after it, and the places where they were made."""
@@ -244,7 +246,7 @@ class Jax(Core):
         return np.asarray(tensor)
 
     def unsupported(self) -> Any:
-        return self._jax.numpy.zeros(3, self._jax.numpy.uint32)
+        return self._jax.numpy.zeros(3, self._jax.numpy.float8_e5m2)
 
     def text(self, error: BaseException) -> str:
         """Without the status code in front."""

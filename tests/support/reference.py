@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-AVERAGE, SUM, _, MIN, MAX, PRODUCT = range(6)
+AVERAGE, SUM, _, MIN, MAX, PRODUCT, AND, OR, XOR = range(9)
+_BITWISE: dict[int, Any] = {AND: np.bitwise_and, OR: np.bitwise_or, XOR: np.bitwise_xor}
 
 
 @functools.lru_cache(maxsize=1024)  # a table of operations asks for the same inputs again and again
@@ -71,8 +72,8 @@ def allreduce(
 def _fold(inputs: list[Array], op: int, prescale: float, postscale: float, size: int) -> Array:
     dtype = inputs[0].dtype
     if dtype.kind == "b":
-        return functools.reduce(np.logical_and if op == MIN else np.logical_or, inputs)
-    combine = {AVERAGE: np.add, SUM: np.add, PRODUCT: np.multiply, MIN: _minimum, MAX: _maximum}[op]
+        return functools.reduce({MIN: np.logical_and, MAX: np.logical_or, **_BITWISE}[op], inputs)
+    combine = {AVERAGE: np.add, SUM: np.add, PRODUCT: np.multiply, MIN: _minimum, MAX: _maximum, **_BITWISE}[op]
     with np.errstate(all="ignore"):
         if dtype.kind in "iu":
             return _integers(inputs, combine, op, prescale, postscale)

@@ -45,6 +45,6 @@ def test_a_field_that_this_library_does_not_have_is_refused(caller: Path) -> Non
 
 def test_a_shim_asks_the_library_for_widths_and_rows() -> None:
     library = native.library()
-    assert tuple(library.hvd_dtype_bytes(dtype) for dtype in range(10)) == native.DTYPE_BYTES
-    assert library.hvd_dtype_bytes(10) == 0
+    assert tuple(library.hvd_dtype_bytes(dtype) for dtype in range(len(native.DTYPE_NAMES))) == native.DTYPE_BYTES
+    assert library.hvd_dtype_bytes(len(native.DTYPE_NAMES)) == 0
     assert [library.hvd_rows_of_member(7, 3, member) for member in range(3)] == [3, 2, 2]

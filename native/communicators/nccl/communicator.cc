@@ -18,7 +18,7 @@ namespace hvd::nccl {
 
 namespace {
 
-bool has_type(DataType dtype) { return dtype != HVD_INT16 && dtype != HVD_BOOL; }
+bool has_type(DataType dtype) { return dtype != HVD_INT16 && dtype != HVD_UINT16 && dtype != HVD_BOOL; }
 
 Type type_of(DataType dtype) {
   switch (dtype) {
@@ -28,6 +28,10 @@ Type type_of(DataType dtype) {
       return kInt32;
     case HVD_INT64:
       return kInt64;
+    case HVD_UINT32:
+      return kUint32;
+    case HVD_UINT64:
+      return kUint64;
     case HVD_FLOAT16:
       return kFloat16;
     case HVD_BFLOAT16:
@@ -52,7 +56,10 @@ Op op_of(ReduceOp op) {
     case HVD_AVERAGE:
     case HVD_SUM:
     case HVD_ADASUM:
-      return kSum;
+    case HVD_BITAND:
+    case HVD_BITOR:
+    case HVD_BITXOR:
+      return kSum;  // can_reduce() refuses bits
   }
   return kSum;  // no operation has another number
 }
@@ -378,7 +385,7 @@ bool can_reduce(const Reduction& reduction, hvd_kind kind) {
   const bool is_scaled = reduction.prescale != 1 || reduction.postscale != 1 || reduction.divisor != 1;
   // Inputs of a reducescatter stay as they are, so nothing can be done to them before.
   if (kind == HVD_REDUCESCATTER && reduction.op != HVD_SUM && reduction.prescale != 1) return false;
-  if (reduction.op == HVD_ADASUM) return false;
+  if (reduction.op == HVD_ADASUM || is_bitwise(reduction.op)) return false;
   if (reduction.dtype == HVD_BOOL) return !is_scaled && (reduction.op == HVD_MIN || reduction.op == HVD_MAX);
   return has_type(reduction.dtype) && (is_floating(reduction.dtype) || !is_scaled);
 }

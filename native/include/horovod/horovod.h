@@ -61,11 +61,24 @@ typedef enum {
   HVD_BFLOAT16 = 6,
   HVD_FLOAT32 = 7,
   HVD_FLOAT64 = 8,
-  HVD_BOOL = 9
+  HVD_BOOL = 9,
+  HVD_UINT16 = 10,
+  HVD_UINT32 = 11,
+  HVD_UINT64 = 12
 } hvd_dtype;
 
 /* Numbers as in Horovod's public constants. */
-typedef enum { HVD_AVERAGE = 0, HVD_SUM = 1, HVD_ADASUM = 2, HVD_MIN = 3, HVD_MAX = 4, HVD_PRODUCT = 5 } hvd_op;
+typedef enum {
+  HVD_AVERAGE = 0,
+  HVD_SUM = 1,
+  HVD_ADASUM = 2,
+  HVD_MIN = 3,
+  HVD_MAX = 4,
+  HVD_PRODUCT = 5,
+  HVD_BITAND = 6, /* of integers and bool, unscaled; so are the next two */
+  HVD_BITOR = 7,
+  HVD_BITXOR = 8
+} hvd_op;
 
 typedef enum {
   HVD_ALLREDUCE = 0,

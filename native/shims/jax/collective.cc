@@ -11,7 +11,7 @@ namespace hvd::jax {
 namespace {
 
 // XLA's dtype by hvd_dtype.
-constexpr int32_t kXlaDtype[] = {6, 2, 3, 4, 5, 10, 16, 11, 12, 1};
+constexpr int32_t kXlaDtype[] = {6, 2, 3, 4, 5, 10, 16, 11, 12, 1, 7, 8, 9};
 
 std::string_view string_of(const void* value) { return static_cast<const Span*>(value)->view(); }
 

@@ -15,16 +15,14 @@ std::atomic<bool> may_stay_on_gpu{false};
 
 namespace {
 
-constexpr int kDtypes = 10;
+constexpr int kDtypes = 13;
 // TF_DataType by hvd_dtype.
-constexpr int kTensorFlowDtype[kDtypes] = {4, 6, 5, 3, 9, 19, 14, 1, 2, 10};
-constexpr int kTensorFlowUint16 = 17;
+constexpr int kTensorFlowDtype[kDtypes] = {4, 6, 5, 3, 9, 19, 14, 1, 2, 10, 17, 22, 23};
 constexpr int kTensorFlowInt32 = 3, kTensorFlowInt64 = 9;
 
-// -1 if the engine has no such dtype. A tensor that is only moved may travel as another dtype of the same width.
+// -1 if the engine has no such dtype.
 int dtype_of(const TF_Tensor* tensor) {
   const int type = tf.TensorType(tensor);
-  if (type == kTensorFlowUint16) return HVD_INT16;
   const auto* found = std::find(kTensorFlowDtype, kTensorFlowDtype + kDtypes, type);
   return found == kTensorFlowDtype + kDtypes ? -1 : static_cast<int>(found - kTensorFlowDtype);
 }

@@ -17,8 +17,7 @@ namespace hvd::tensorflow {
 
 namespace {
 
-#define HVD_REDUCED "{uint8, int8, int16, int32, int64, half, bfloat16, float, double, bool}"
-#define HVD_MOVED "{uint8, int8, uint16, int16, int32, int64, half, bfloat16, float, double, bool}"
+#define HVD_DTYPES "{uint8, int8, uint16, int16, uint32, int32, uint64, int64, half, bfloat16, float, double, bool}"
 
 // Attributes
 
@@ -209,23 +208,23 @@ Signature collective(const char* name, std::initializer_list<const char*> inputs
 
 #define HVD_NAME "tensor_name: string = ''", "process_set: int = 0"
 #define HVD_REDUCTION HVD_NAME, "reduce_op: int", "prescale: string = '1'", "postscale: string = '1'"
-#define HVD_TYPES(types) "T: list(" types ") >= 1"
+#define HVD_TYPES "T: list(" HVD_DTYPES ") >= 1"
 
 void for_each_operation(void (*visit)(const Signature&)) {
-  visit(collective<HVD_ALLREDUCE>("HorovodAllreduce", {"tensors: T"}, {"reduced: T"},
-                                  {HVD_TYPES(HVD_REDUCED), HVD_REDUCTION}, same_shapes<0>));
-  visit(collective<HVD_ALLREDUCE, true>(
-      "HorovodReduceGradient", {"anchor: int32", "tensors: T"}, {"reduced: T"},
-      {HVD_TYPES(HVD_REDUCED), HVD_REDUCTION, "step: string", "gradients_of_step: int"}, same_shapes<1>));
-  visit(collective<HVD_REDUCESCATTER>("HorovodReducescatter", {"tensors: T"}, {"rows: T"},
-                                      {HVD_TYPES(HVD_REDUCED), HVD_REDUCTION}, all_other_rows<0>));
+  visit(collective<HVD_ALLREDUCE>("HorovodAllreduce", {"tensors: T"}, {"reduced: T"}, {HVD_TYPES, HVD_REDUCTION},
+                                  same_shapes<0>));
+  visit(collective<HVD_ALLREDUCE, true>("HorovodReduceGradient", {"anchor: int32", "tensors: T"}, {"reduced: T"},
+                                        {HVD_TYPES, HVD_REDUCTION, "step: string", "gradients_of_step: int"},
+                                        same_shapes<1>));
+  visit(collective<HVD_REDUCESCATTER>("HorovodReducescatter", {"tensors: T"}, {"rows: T"}, {HVD_TYPES, HVD_REDUCTION},
+                                      all_other_rows<0>));
   visit(collective<HVD_ALLGATHER>("HorovodAllgather", {"tensors: T"}, {"gathered: T", "rows: int64"},
-                                  {HVD_TYPES(HVD_MOVED), HVD_NAME}, all_other_rows<0>));
+                                  {HVD_TYPES, HVD_NAME}, all_other_rows<0>));
   visit(collective<HVD_ALLTOALL>("HorovodAlltoall", {"tensor: T", "splits: int64"},
-                                 {"received: T", "received_splits: int32"}, {"T: " HVD_MOVED, HVD_NAME},
+                                 {"received: T", "received_splits: int32"}, {"T: " HVD_DTYPES, HVD_NAME},
                                  all_other_rows<1>));
   visit(collective<HVD_BROADCAST>("HorovodBroadcast", {"tensors: T"}, {"copies: T"},
-                                  {HVD_TYPES(HVD_MOVED), HVD_NAME, "root_rank: int"}, same_shapes<0>));
+                                  {HVD_TYPES, HVD_NAME, "root_rank: int"}, same_shapes<0>));
   visit(collective<HVD_BARRIER>("HorovodBarrier", {}, {}, {HVD_NAME}, nothing));
   visit({"HorovodPlace",
          {},

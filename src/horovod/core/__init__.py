@@ -34,7 +34,7 @@ _HOME = {
     "horovod.core.basics": _BASICS,
     "horovod.core.operations": "poll synchronize",
     "horovod.core.objects": "broadcast_object allgather_object",
-    "horovod.core.native": "Average Sum Adasum Min Max Product",
+    "horovod.core.native": "Average Sum Adasum Min Max Product BitAnd BitOr BitXor",
     "horovod.core.process_sets": "ProcessSet global_process_set add_process_set remove_process_set",
     "horovod.core.joining": "join uneven_data",
     "horovod.core.exceptions": "HorovodInternalError",

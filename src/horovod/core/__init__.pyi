@@ -8,6 +8,9 @@ from horovod.core.joining import join as join
 from horovod.core.joining import uneven_data as uneven_data
 from horovod.core.native import Adasum as Adasum
 from horovod.core.native import Average as Average
+from horovod.core.native import BitAnd as BitAnd
+from horovod.core.native import BitOr as BitOr
+from horovod.core.native import BitXor as BitXor
 from horovod.core.native import Max as Max
 from horovod.core.native import Min as Min
 from horovod.core.native import Product as Product

@@ -32,7 +32,7 @@ def _all_to(target: str, names: str) -> dict[str, str]:
 
 def _of_keras(package: str) -> dict[str, str]:
     return {
-        **_all_to("horovod.core.", "broadcast_object allgather_object Min Max Product"),
+        **_all_to("horovod.core.", "broadcast_object allgather_object Min Max Product BitAnd BitOr BitXor"),
         **_all_to(f"{package}.callbacks.", _CALLBACKS),
         **_all_to("horovod.tensorflow.", "DistributedGradientTape SyncBatchNormalization broadcast_variables"),
         "broadcast_parameters": f"{package}.{_BROADCAST_IN_FIT}",

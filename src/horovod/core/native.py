@@ -58,12 +58,17 @@ DEADLOCK = 17
 
 # hvd_dtype
 UINT8, INT8, INT16, INT32, INT64, FLOAT16, BFLOAT16, FLOAT32, FLOAT64, BOOL = range(10)
-DTYPE_NAMES = ("uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "bool")
-DTYPE_BYTES = (1, 1, 2, 4, 8, 2, 2, 4, 8, 1)
+UINT16, UINT32, UINT64 = 10, 11, 12
+DTYPE_NAMES = (
+    *("uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "bool"),
+    *("uint16", "uint32", "uint64"),
+)
+DTYPE_BYTES = (1, 1, 2, 4, 8, 2, 2, 4, 8, 1, 2, 4, 8)
 
 # hvd_op: also the public constants of every framework package
-Average, Sum, Adasum, Min, Max, Product = range(6)
-OP_NAMES = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
+Average, Sum, Adasum, Min, Max, Product, BitAnd, BitOr, BitXor = range(9)
+OP_NAMES = ("Average", "Sum", "Adasum", "Min", "Max", "Product", "BitAnd", "BitOr", "BitXor")
+BITWISE = (BitAnd, BitOr, BitXor)
 
 # hvd_kind
 ALLREDUCE, ALLGATHER, BROADCAST, BARRIER, ALLTOALL, REDUCESCATTER, ADD_PROCESS_SET, REMOVE_PROCESS_SET = range(8)

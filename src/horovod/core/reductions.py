@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from horovod.core import native
 from horovod.core.exceptions import InvalidRequestError
-from horovod.core.native import Average, Sum
+from horovod.core.native import BITWISE, Average, Sum
 from horovod.core.process_sets import ProcessSet, number_of
 from horovod.core.requests import as_factors
 from horovod.core.tracebacks import warn
@@ -33,7 +33,13 @@ def resolve_op(op: int | None, average: bool | None) -> int:
 def resolved(how: Reduction) -> tuple[int, float, float, int]:
     """(op, prescale, postscale, number of the process set). Raises ValueError or TypeError."""
     op, average, prescale, postscale, process_set = how
-    return resolve_op(op, average), *as_factors(prescale, postscale), number_of(process_set)
+    op, factors = resolve_op(op, average), as_factors(prescale, postscale)
+    if factors != (1.0, 1.0) and op in BITWISE:
+        raise InvalidRequestError(
+            f"op={native.OP_NAMES[op]} cannot be scaled: expected factors of 1, got prescale_factor={factors[0]} and "
+            f"postscale_factor={factors[1]}\nhint: give no factor"
+        )
+    return op, *factors, number_of(process_set)
 
 
 def as_key(how: Reduction) -> Reduction:

@@ -24,11 +24,13 @@ from horovod.core.native import (
     ALLREDUCE,
     ALLTOALL,
     BFLOAT16,
+    BITWISE,
     BOOL,
     FLOAT16,
     FLOAT32,
     FLOAT64,
     REDUCESCATTER,
+    UINT64,
     Adasum,
     Max,
     Min,
@@ -60,6 +62,7 @@ Metas = tuple[tuple[int, tuple[int, ...]], ...]  # by tensor: dtype, shape
 
 # Names that never come back must not fill the memory.
 MAX_ENTRIES = 16384
+_FLOATS = (FLOAT16, BFLOAT16, FLOAT32, FLOAT64)
 
 
 class Prepared:
@@ -196,7 +199,7 @@ def check_tensors(kind: int, label: str, metas: Metas) -> None:
             raise InvalidRequestError(f"expected at most {native.MAX_DIMENSIONS} dimensions, got {len(shape)}")
         if kind in (ALLGATHER, ALLTOALL, REDUCESCATTER) and not shape:
             raise InvalidRequestError(f"{label} needs rows: expected at least one dimension, got a 0-d tensor")
-        assert 0 <= dtype <= BOOL
+        assert 0 <= dtype <= UINT64
 
 
 def check_reduction(kind: int, op: Any, dtypes: Sequence[int]) -> None:
@@ -210,11 +213,16 @@ def check_reduction(kind: int, op: Any, dtypes: Sequence[int]) -> None:
     if op == Adasum and kind != ALLREDUCE:
         raise NotImplementedError("op=Adasum is for allreduce and grouped_allreduce alone")
     for dtype in dtypes:
-        if op == Adasum and dtype not in (FLOAT16, BFLOAT16, FLOAT32, FLOAT64):
+        if op == Adasum and dtype not in _FLOATS:
             raise InvalidRequestError(f"op=Adasum is for floating-point tensors, got {native.DTYPE_NAMES[dtype]}")
-        if dtype == BOOL and op not in (Min, Max):
+        if op in BITWISE and dtype in _FLOATS:
             raise InvalidRequestError(
-                f"bool tensors: expected op Min (and) or Max (or), got op={native.OP_NAMES[op]}\n"
+                f"op={native.OP_NAMES[op]} is for integers and bool, got {native.DTYPE_NAMES[dtype]}\n"
+                "hint: view it as integers of its width"
+            )
+        if dtype == BOOL and op not in (Min, Max, *BITWISE):
+            raise InvalidRequestError(
+                f"bool tensors: expected op Min, Max, BitAnd, BitOr or BitXor, got op={native.OP_NAMES[op]}\n"
                 "hint: cast it to an integer"
             )
 

@@ -35,8 +35,6 @@ ONE_TENSOR = "alltoall takes one tensor: expected an array, got a pytree of seve
 _ALIGNMENT_BYTES = 64  # of memory that JAX takes over as it is
 _COPIED_BYTES = 1 << 14  # smaller arrays are copied faster than aligned
 _NUMBERS = (bool, int, float, complex, np.ndarray, np.generic)
-# Unsigned integers that the core does not reduce travel as signed ones of their width.
-_CARRIERS = {"uint16": "int16", "uint32": "int32", "uint64": "int64"}
 
 
 def _aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
@@ -133,18 +131,10 @@ def carried(tensor: Any) -> tuple[Any, Callable[[Any], Any]]:
     Keys of jax.random travel as their numbers.
     """
     dtype = getattr(tensor, "dtype", None)
-    if dtype is None:
+    if dtype is None or not jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return tensor, lambda result: result
-    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
-        sent, restore = carried(jax.random.key_data(tensor))
-        kind = jax.random.key_impl(tensor)
-        return sent, lambda result: jax.random.wrap_key_data(restore(result), impl=kind)
-    carrier = _CARRIERS.get(dtype.name)
-    if carrier is None:
-        return tensor, lambda result: result
-    cast = jax.lax.bitcast_convert_type
-    sent = jnp.asarray(tensor)
-    return cast(sent, jnp.dtype(carrier)), lambda result: cast(result, sent.dtype)
+    kind = jax.random.key_impl(tensor)
+    return jax.random.key_data(tensor), lambda result: jax.random.wrap_key_data(result, impl=kind)
 
 
 def _counts(received: np.ndarray[Any, Any]) -> jax.Array:

@@ -25,7 +25,21 @@ from horovod.core import joining, native, process_sets
 from horovod.core.collectives import Reduction, resolved
 from horovod.core.context import LOCAL_ERRORS, Context
 from horovod.core.exceptions import InvalidRequestError
-from horovod.core.native import ALLREDUCE, BROADCAST, REDUCESCATTER, SYNC, Adasum, Average, Max, Min, Product, Sum
+from horovod.core.native import (
+    ALLREDUCE,
+    BROADCAST,
+    REDUCESCATTER,
+    SYNC,
+    Adasum,
+    Average,
+    BitAnd,
+    BitOr,
+    BitXor,
+    Max,
+    Min,
+    Product,
+    Sum,
+)
 from horovod.core.operations import Operation
 from horovod.core.process_sets import ProcessSet, checked_root, global_process_set, number_of
 from horovod.core.requests import (
@@ -45,6 +59,9 @@ from horovod.mxnet.tensors import check, collectives, dtype_of, empty, is_on_hos
 __all__ = [
     "Adasum",
     "Average",
+    "BitAnd",
+    "BitOr",
+    "BitXor",
     "Max",
     "Min",
     "Product",

@@ -23,8 +23,9 @@ from horovod.core.tensors import unsupported_dtype
 __all__ = ["MxnetAdapter", "check", "collectives", "dtype_of", "empty", "is_on_host"]
 
 _BFLOAT16 = np.dtype([("bfloat16", np.uint16)])  # as MXNet has it
+_OTHERS = ("int16", "uint16", "uint32", "uint64", "bfloat16")  # MXNet has the last one only, in its own way
 _DTYPES: dict[int, Any] = {
-    number: np.dtype(name).type for number, name in enumerate(native.DTYPE_NAMES) if name not in ("int16", "bfloat16")
+    number: np.dtype(name).type for number, name in enumerate(native.DTYPE_NAMES) if name not in _OTHERS
 }
 _NUMBER_OF = {np.dtype(dtype): number for number, dtype in _DTYPES.items()} | {_BFLOAT16: native.BFLOAT16}
 

@@ -24,7 +24,20 @@ from horovod.core.collectives import Reduction, resolved
 from horovod.core.compression import Compressor, check_compression, compressed
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.joining import join as core_join
-from horovod.core.native import ALLREDUCE, OP_NAMES, REDUCESCATTER, Adasum, Average, Max, Min, Product, Sum
+from horovod.core.native import (
+    ALLREDUCE,
+    OP_NAMES,
+    REDUCESCATTER,
+    Adasum,
+    Average,
+    BitAnd,
+    BitOr,
+    BitXor,
+    Max,
+    Min,
+    Product,
+    Sum,
+)
 from horovod.core.process_sets import ProcessSet, checked_root, global_process_set, number_of
 from horovod.core.requests import check_reduction
 from horovod.core.wording import shown
@@ -37,10 +50,9 @@ from horovod.tensorflow.tensors import (
     assignable,
     check_rows,
     checked,
-    movable,
     node_name,
-    reducible,
     reduction_attributes,
+    sendable,
     tell,
     wire_name,
 )
@@ -48,6 +60,9 @@ from horovod.tensorflow.tensors import (
 __all__ = [
     "Adasum",
     "Average",
+    "BitAnd",
+    "BitOr",
+    "BitXor",
     "Max",
     "Min",
     "Product",
@@ -148,7 +163,7 @@ def _reduced(
     ignore_name_scope: bool,
 ) -> list[Any]:
     def build() -> list[Any]:
-        tensors = reducible(values)
+        tensors = sendable(values)
         check_compression(compression)
         peers = functools.partial(tell, label, name, how[-1] or global_process_set)
         sent, contexts_ = zip(*compressed(tensors, compression, peers), strict=True)
@@ -229,7 +244,7 @@ def _gathered(
     label: str, values: Sequence[Any], name: str | None, ignore_name_scope: bool, process_set: ProcessSet
 ) -> list[tf.Tensor]:
     def build() -> list[tf.Tensor]:
-        tensors = movable(values)
+        tensors = sendable(values)
         check_rows(label, tensors)
         node = node_name(label, name, tensors, ignore_name_scope)
         pairs, numbers = as_pairs(tensors)
@@ -265,7 +280,7 @@ def copies_of(
     """The root's tensors, as one operation."""
 
     def build() -> list[tf.Tensor]:
-        tensors = movable(values)
+        tensors = sendable(values)
         set_number = number_of(process_set)
         node = node_name("broadcast", name, tensors, ignore_name_scope)
         pairs, numbers = as_pairs(tensors)
@@ -314,7 +329,7 @@ def alltoall(
     """
 
     def build() -> Any:
-        (sent,) = movable([tensor])
+        (sent,) = sendable([tensor])
         check_rows("alltoall", [sent])
         try:
             rows = tf.zeros([0], tf.int64) if splits is None else tf.convert_to_tensor(splits)
@@ -385,7 +400,7 @@ def _scattered(
     ignore_name_scope: bool,
 ) -> list[tf.Tensor]:
     def build() -> list[tf.Tensor]:
-        tensors = reducible(values)
+        tensors = sendable(values)
         check_rows(label, tensors)
         check_compression(compression)
         peers = functools.partial(tell, label, name, how[-1] or global_process_set)

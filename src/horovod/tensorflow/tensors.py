@@ -31,11 +31,10 @@ __all__ = [
     "check_op",
     "check_rows",
     "checked",
-    "movable",
     "node_name",
     "plain_variable",
-    "reducible",
     "reduction_attributes",
+    "sendable",
     "tell",
     "unique_name",
     "unscoped_name",
@@ -43,8 +42,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-REDUCED_DTYPES = frozenset((*DTYPE_NAMES, "complex64", "complex128"))
-MOVED_DTYPES = REDUCED_DTYPES | {"uint16"}  # it travels as another of its width
+DTYPES = frozenset((*DTYPE_NAMES, "complex64", "complex128"))
 
 
 def node_name(label: str, name: str | None, tensors: Sequence[Any], ignore_name_scope: bool) -> str | None:
@@ -148,31 +146,22 @@ def tell(label: str, name: str | None, process_set: ProcessSet, error: Exception
         contexts.current().tell(wire, _told_in(process_set), str(error))
 
 
-def reducible(values: Sequence[Any]) -> list[tf.Tensor]:
-    """As tensors. Raises if the engine does not reduce such."""
-    return _tensors(values, REDUCED_DTYPES)
-
-
-def movable(values: Sequence[Any]) -> list[tf.Tensor]:
-    """As tensors. Raises if the engine does not move such."""
-    return _tensors(values, MOVED_DTYPES)
-
-
-def _tensors(values: Sequence[Any], dtypes: frozenset[str]) -> list[tf.Tensor]:
+def sendable(values: Sequence[Any]) -> list[tf.Tensor]:
+    """As tensors. Raises if the engine has no such dtype."""
     if not isinstance(values, (list, tuple)):
         raise TypeError(f"a grouped operation takes a list of tensors, got {type(values).__name__}")
     tensors = of_each(tf.convert_to_tensor, values)
-    _check_dtypes(tensors, dtypes)
+    _check_dtypes(tensors)
     return tensors
 
 
-def _check_dtypes(tensors: Sequence[Any], dtypes: frozenset[str], names: Sequence[str] = ()) -> None:
+def _check_dtypes(tensors: Sequence[Any], names: Sequence[str] = ()) -> None:
     """`names`: those of variables, by which an error names one. Otherwise it gives the place in the list."""
     for index, tensor in enumerate(tensors):
         kind = tf.as_dtype(tensor.dtype).base_dtype.name
-        if kind not in dtypes:
+        if kind not in DTYPES:
             place = f"variable {quoted(names[index])}: " if names else f"tensor {index} of {len(tensors)}: "
-            seen = f"dtype {kind}: expected one of {', '.join(sorted(dtypes))}"
+            seen = f"dtype {kind}: expected one of {', '.join(sorted(DTYPES))}"
             raise InvalidRequestError(f"{place}{seen}" if names or len(tensors) > 1 else seen)
 
 
@@ -219,17 +208,17 @@ def assignable(variables: Any) -> list[Any]:
     plain = [plain_variable(variable) for variable in listed]
     for variable in plain:
         dtype = tf.as_dtype(variable.dtype).base_dtype.name
-        if dtype not in MOVED_DTYPES:
+        if dtype not in DTYPES:
             hint = "\nhint: broadcast_object_fn() is for strings in a graph" if dtype == "string" else ""
             raise InvalidRequestError(
-                f"variable {variable.name} has dtype {dtype}: expected one of {', '.join(sorted(MOVED_DTYPES))}{hint}"
+                f"variable {variable.name} has dtype {dtype}: expected one of {', '.join(sorted(DTYPES))}{hint}"
             )
     return plain
 
 
 def check_op(op: Any, tensors: Sequence[tf.Tensor], process_set: ProcessSet | None, kind: int = ALLREDUCE) -> None:
     """Raises if tensors have no such reduction."""
-    _check_dtypes(tensors, REDUCED_DTYPES)
+    _check_dtypes(tensors)
     check_reduction(kind, op, [DTYPE_NAMES.index(tensor.dtype.name) for tensor in tensors])
     if op == Adasum:
         check_adasum_ranks((process_set or global_process_set).size() or 1)

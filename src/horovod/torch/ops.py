@@ -16,7 +16,7 @@ from torch.autograd.graph import increment_version
 from torch.compiler import is_compiling
 
 from horovod.core.collectives import Reduction
-from horovod.core.native import Adasum, Average, Max, Min, Product, Sum
+from horovod.core.native import Adasum, Average, BitAnd, BitOr, BitXor, Max, Min, Product, Sum
 from horovod.core.operations import poll, synchronize
 from horovod.core.operations_api import Operations
 from horovod.core.process_sets import ProcessSet
@@ -37,6 +37,9 @@ from horovod.torch.tensors import TorchAdapter
 __all__ = [
     "Adasum",
     "Average",
+    "BitAnd",
+    "BitOr",
+    "BitXor",
     "Max",
     "Min",
     "Product",

@@ -40,6 +40,10 @@ inline double as_number(int type, const std::byte* at) {
       return load<uint8_t>(at);
     case 2:
       return load<int32_t>(at);
+    case 3:
+      return load<uint32_t>(at);
+    case 5:
+      return static_cast<double>(load<uint64_t>(at));
     case 6:
       return static_cast<double>(load<_Float16>(at));
     case 7:
@@ -59,6 +63,10 @@ inline void store_number(int type, std::byte* at, double value) {
       return store(at, static_cast<uint8_t>(value));
     case 2:
       return store(at, static_cast<int32_t>(value));
+    case 3:
+      return store(at, static_cast<uint32_t>(value));
+    case 5:
+      return store(at, static_cast<uint64_t>(value));
     case 6:
       return store(at, static_cast<_Float16>(value));
     case 7:

@@ -10,23 +10,29 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 from horovod.core.collectives import Reduction
-from horovod.core.native import Average, Max, Min, Product, Sum
+from horovod.core.native import Average, BitAnd, BitOr, BitXor, Max, Min, Product, Sum
 from horovod.core.process_sets import ProcessSet
 from horovod.core.reductions import as_key
 
 __all__ = ["Reductions"]
 
-_OPS = {ReduceOp.SUM: Sum, ReduceOp.AVG: Average, ReduceOp.MIN: Min, ReduceOp.MAX: Max, ReduceOp.PRODUCT: Product}
+_BITWISE = {ReduceOp.BAND: BitAnd, ReduceOp.BOR: BitOr, ReduceOp.BXOR: BitXor}
+_OPS = {
+    ReduceOp.SUM: Sum,
+    ReduceOp.AVG: Average,
+    ReduceOp.MIN: Min,
+    ReduceOp.MAX: Max,
+    ReduceOp.PRODUCT: Product,
+    **_BITWISE,
+}
 # True counts as 1, and a result that is not 0 as True.
 _OPS_OF_BOOLS = {
     ReduceOp.SUM: Max,
     ReduceOp.PRODUCT: Min,
     ReduceOp.MIN: Min,
     ReduceOp.MAX: Max,
-    ReduceOp.BAND: Min,
-    ReduceOp.BOR: Max,
+    **_BITWISE,
 }
-_BITWISE = tuple(map(hash, (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)))
 _NAMES = {hash(op): name for name, op in ReduceOp.RedOpType.__members__.items()}
 
 
@@ -53,8 +59,6 @@ class Reductions:
         if name == "PREMUL_SUM" and tensor.dtype is not torch.bool:
             factor = op.__getstate__()[1]
             return self._how(Sum, factor.item() if isinstance(factor, Tensor) else factor)
-        hint = "cast them to an integer"
-        if hash(op) in _BITWISE:
-            hint = "all_gather them and combine them, or use a group of the backend gloo"
         dtype = str(tensor.dtype).removeprefix("torch.")
-        raise NotImplementedError(f"the backend hvd has no ReduceOp.{name} of {dtype} tensors\nhint: {hint}")
+        text = f"the backend hvd has no ReduceOp.{name} of {dtype} tensors"
+        raise NotImplementedError(f"{text}\nhint: cast them to an integer")
