@@ -97,7 +97,7 @@ void Runner::go_on() {
     if (suspended_.load()) return;
     if (failure.ok()) failure = run_next(batch);
     ++running_.next;
-    if (!failure.ok()) communicator_failed(failure, quote_name(*running_.calls[batch.entry]->name));
+    if (!failure.ok()) communicator_failed(failure, name_of(*running_.calls[batch.entry]));
   }
   for (size_t i = 0; i < running_.calls.size(); ++i) {
     const SubmissionPtr& call = running_.calls[i];
@@ -231,7 +231,7 @@ bool Runner::look_at_launched() {
   Status how;
   while (const SubmissionPtr submission = launched_.first_ended(&how)) {
     some = true;
-    if (!how.ok() && !ending_.poisoned()) communicator_failed(of_rank(map_.rank, how), quote_name(*submission->name));
+    if (!how.ok() && !ending_.poisoned()) communicator_failed(of_rank(map_.rank, how), name_of(*submission));
     if (!how.ok()) spread_abort();  // the GPU may still work on the call's tensors
     launched_.drop(submission);     // not before: who settles finds either the call or the end of the job
     calls_.end(submission, how.ok() ? Status() : failure_of(*submission, ending_.cause()));

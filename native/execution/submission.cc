@@ -10,8 +10,10 @@ std::string describe(int rank, const std::string& name, int32_t kind) {
   return "rank " + std::to_string(rank) + ", " + (name.empty() ? unnamed : quote_name(name));
 }
 
+std::string name_of(const Submission& call) { return quote_name(*call.name, call.descriptor); }
+
 Status failure_of(const Submission& call, Status cause) {
-  const std::string name = quote_name(*call.name);
+  const std::string name = name_of(call);
   return cause.text().starts_with(name + ": ") ? cause : std::move(cause).while_doing(name + " failed");
 }
 

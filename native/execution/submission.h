@@ -98,6 +98,8 @@ inline SubmissionPtr submission_of(ContributionPtr call) {
 // The start of an error of a call. `kind`: as the caller gave it, so it may be none.
 std::string describe(int rank, const std::string& name, int32_t kind);
 inline Status invalid(const std::string& text) { return {HVD_INVALID_ARGUMENT, text}; }
+// In error texts: quoted, or what an unnamed call does.
+std::string name_of(const Submission& call);
 // The error of a call that ended because of `cause`.
 Status failure_of(const Submission& call, Status cause);
 // An error of this rank's GPU, with the rank: it says what has failed, and not where.

@@ -39,7 +39,7 @@ Status GpuWatch::look(const LaunchedCalls& launched) {
   LaunchedCalls::Stuck stuck;
   HVD_RETURN_IF_ERROR(launched.find_stuck(soonest_limit_ns(), &stuck));
   if (stuck.call == nullptr) return {};
-  return judge(stuck.since_ns, quote_name(*stuck.call->name), stuck.has_inputs);
+  return judge(stuck.since_ns, name_of(*stuck.call), stuck.has_inputs);
 }
 
 Status GpuWatch::look_at_inputs(uint64_t since_ns, const std::string& name) {

@@ -17,6 +17,8 @@
 namespace hvd {
 namespace {
 
+constexpr const char* kMessages = "; each send needs a receive of its tag, and a send ends when that has come";
+
 constexpr size_t kShownNames = 10;
 constexpr size_t kShownRanks = 16;
 constexpr size_t kShownStacks = 4;
@@ -188,7 +190,8 @@ Status StallReport::report() {
                             " wait for each other in different calls, and none of them can go on: " + calls +
                             "\nhint: all ranks must call the same collectives in the same order; look for ranks with "
                             "different numbers of batches (docs/uneven-data.md), or a branch on "
-                            "the rank"};
+                            "the rank" +
+                            (calls.find("`send from") == std::string::npos ? "" : kMessages)};
 }
 
 // After a further look, and the report, which has the stacks.

@@ -104,6 +104,8 @@ constexpr const char* kSameShape =
     "all ranks must give the same shape; look for uneven batches (only allgather and alltoall take any number of "
     "rows), "
     "or a branch on the rank";
+constexpr const char* kSameMessage =
+    "the receiver must give as many elements as the sender; look at the shapes, and at the tags of other messages";
 constexpr const char* kSamePlace =
     "all ranks must give tensors of one kind of device; look for a model or a tensor that some ranks left on the CPU";
 constexpr const char* kSameArgument = "all ranks must give the same argument; look for a branch on the rank";
@@ -149,7 +151,8 @@ Difference difference(const Descriptor& expected, const Descriptor& seen) {
                   kSameList);
   }
   if (a != nullptr) {
-    return differ("shape" + which, shape_for_people(expected, *a), shape_for_people(seen, *b), kSameShape);
+    return differ("shape" + which, shape_for_people(expected, *a), shape_for_people(seen, *b),
+                  expected.kind == HVD_SEND ? kSameMessage : kSameShape);
   }
   if (expected.place != seen.place) return differ("memory", name_of(expected.place), name_of(seen.place), kSamePlace);
   if (expected.prescale != seen.prescale) {

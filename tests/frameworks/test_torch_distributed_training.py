@@ -119,6 +119,17 @@ def test_the_hook_reduces_with_hvd_on_any_backend(world: World) -> None:
     check_equal(world, run)
 
 
+def test_a_compiled_model_is_trained(world: World) -> None:
+    def run(dist: Any, rank: int, size: int) -> Any:
+        from torch.nn.parallel import DistributedDataParallel
+
+        wrapped = DistributedDataParallel(model())  # its buffers are broadcast between two compiled parts
+        train(torch.compile(wrapped, backend="eager"), torch.optim.SGD(wrapped.parameters(), 0.1), rank)
+        return parameters_of(wrapped)
+
+    check_equal(world, run)
+
+
 def test_zero_and_joined_inputs(world: World) -> None:
     def run(dist: Any, rank: int, size: int) -> Any:
         from torch.distributed.algorithms.join import Join

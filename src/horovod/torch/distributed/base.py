@@ -117,8 +117,9 @@ class GroupBase(dist.ProcessGroup):
         return (
             f"rank {self._world_rank} has waited {seconds:g} s for {label} in the process group {self._name!r} of "
             f"ranks {self._ranks}, which is the timeout of torch.distributed\n"
-            "hint: a rank has not called it, or is late: HOROVOD_STALL_CHECK_TIME_SECONDS=10 makes a report that "
-            "names it; init_process_group(timeout=...) sets the timeout"
+            "hint: a rank has not called it, or is late; with "
+            f"HOROVOD_STALL_CHECK_TIME_SECONDS={max(1, min(10, int(seconds / 3)))} a report names it before. "
+            "init_process_group(timeout=...) sets the timeout"
         )
 
     def shutdown(self) -> None:

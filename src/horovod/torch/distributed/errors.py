@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import torch
 from torch.distributed import DistBackendError
 
 from horovod.core import exceptions
@@ -42,7 +43,7 @@ def as_torch(error: BaseException) -> BaseException:
 
 
 def told_as_torch(method: Method) -> Method:
-    """A decorator of methods whose errors are raised as torch's."""
+    """A decorator of methods whose errors are raised as torch's. torch.compile leaves them as they are."""
 
     @functools.wraps(method)
     def told(*args: Any, **kwargs: Any) -> Any:
@@ -51,4 +52,4 @@ def told_as_torch(method: Method) -> Method:
         except HorovodInternalError as error:
             raise as_torch(error) from None
 
-    return told  # type: ignore[return-value]
+    return torch._disable_dynamo(told)  # type: ignore[no-any-return]

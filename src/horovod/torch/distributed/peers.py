@@ -34,16 +34,22 @@ class PeerOperations(GroupBase):
     def send(self, tensors: list[Tensor], to: int, tag: int) -> Work:
         self._check_open()
         (tensor,) = tensors
-        operation = collectives.send(as_moved(tensor), self._ranks[to], tag, self._set, 0)
+        operation = collectives.send(as_moved(tensor), self._peer("send", to), tag, self._set, 0)
         return self._started("send", (operation,), tensors)
 
     @told_as_torch
     def recv(self, tensors: list[Tensor], source: int, tag: int) -> Work:
-        return self._receive(tensors, self._ranks[source], tag)
+        return self._receive(tensors, self._peer("recv", source), tag)
 
     @told_as_torch
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> Work:
         return self._receive(tensors, None, tag)
+
+    def _peer(self, label: str, rank: int) -> int:
+        """The rank of the world."""
+        if not 0 <= rank < self.size():
+            raise ValueError(f"{label}: expected a rank from 0 to {self.size() - 1}, got {rank}")
+        return self._ranks[rank]
 
     def _receive(self, tensors: list[Tensor], source: int | None, tag: int) -> Work:
         self._check_open()
