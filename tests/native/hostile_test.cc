@@ -125,11 +125,11 @@ std::vector<std::string> bad_descriptors() {
   std::string deep = descriptor_of({1});
   deep[31] = '\xff';  // ndim
   std::string no_dtype = descriptor_of({1});
-  no_dtype[30] = 10;
+  no_dtype[30] = 13;
   std::string no_kind = descriptor_of({1});
   no_kind[0] = '\xc8';
   std::string no_op = descriptor_of({1});
-  no_op[1] = 6;
+  no_op[1] = 9;
   return {"",
           "x",
           many,

@@ -126,7 +126,7 @@ def test_a_name_that_is_too_long_is_shown_once(worlds: WorldPool) -> None:
         texts = []
         for call in (
             lambda name: hvd.allreduce(np.ones(2), name=name),
-            lambda name: hvd.allreduce(np.ones(2, np.uint32), name=name),
+            lambda name: hvd.allreduce(np.ones(2, np.longdouble), name=name),
         ):
             with pytest.raises((TypeError, ValueError)) as caught:
                 call("long " * 1000)
