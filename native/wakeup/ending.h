@@ -8,7 +8,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <functional>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -39,7 +38,7 @@ class Ending {
   void take_abort(int from, const std::string& payload);
   bool poisoned() const { return segment_.header().abort.load() != 0; }
   Status cause() const { return segment_.cause(); }
-  Interrupt interrupt() const { return {&segment_.header().abort, poison_fd_, &ring_others_}; }
+  Interrupt interrupt() const { return {&segment_.header().abort, poison_fd_}; }
   int poison_fd() const { return poison_fd_; }  // readable once poisoned
   // True if the caller has to spread the cause: for the first caller.
   bool begin_spreading() { return !spread_.exchange(true); }
@@ -79,7 +78,6 @@ class Ending {
   std::vector<bool> left_;
   mutable std::mutex mutex_;
   Status seen_;
-  const std::function<void()> ring_others_ = [this] { bells_.ring_others(); };
 };
 
 }  // namespace hvd
