@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -392,11 +393,16 @@ def test_a_late_rank_ends_the_job_after_the_time_out(through_future: bool) -> No
             assert "rank 0 has waited 0.3 s for allreduce in the process group '0' of ranks [0, 1]" in text, text
 
 
-def test_a_lost_rank_is_named_in_wait_and_through_the_future() -> None:
+def test_a_lost_rank_is_named_in_wait_and_through_the_future(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+
     def run(dist: Any, rank: int, size: int) -> str:
         dist.barrier()
         if rank == 1:
+            while not begun.exists():  # else rank 0 may still be in the barrier
+                time.sleep(0.01)
             os.kill(os.getpid(), 9)
+        begun.touch()
         work = dist.all_reduce(torch.ones(1), async_op=True)
         with pytest.raises(RuntimeError, match="rank 1"):
             work.get_future().wait()
