@@ -24,6 +24,9 @@ pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
 
 COMPUTE_WORKER = "horovod.tensorflow.data.compute_worker"
 
+# Its processes import TensorFlow while the ranks wait for them.
+COMPUTE_JOB_TIMEOUT_S = 150.0
+
 
 @pytest.fixture(scope="module")
 def world(worlds: WorldPool) -> World:
@@ -124,8 +127,8 @@ def test_workers_prepare_the_batches_of_all_ranks_and_end_before_their_dispatche
 
     file = tmp_path / "config.json"
     with compute_job(file, "--dispatchers", "1", program=("-c", SLOW_TO_STOP)) as job:
-        results = world.run(run, str(file))
-        output, _ = job.communicate(timeout=60)
+        results = world.run(run, str(file), timeout_s=COMPUTE_JOB_TIMEOUT_S)
+        output, _ = job.communicate(timeout=COMPUTE_JOB_TIMEOUT_S)
         assert job.returncode == 0, output
     everything = [x * x for x in range(20)]
     for own, _, in_turns, mode in results:
@@ -163,8 +166,8 @@ def test_dispatchers_may_run_in_the_training_ranks(world: World, tmp_path: Path)
 
     file = tmp_path / "config.json"
     with compute_job(file, "--dispatchers", "2", "--dispatcher-side", "training") as job:
-        assert world.run(run, str(file)) == [list(range(10))] * 2
-        output, _ = job.communicate(timeout=60)
+        assert world.run(run, str(file), timeout_s=COMPUTE_JOB_TIMEOUT_S) == [list(range(10))] * 2
+        output, _ = job.communicate(timeout=COMPUTE_JOB_TIMEOUT_S)
         assert job.returncode == 0, output
 
 
