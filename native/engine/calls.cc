@@ -75,6 +75,7 @@ Status Calls::enter_refusal(const SubmissionPtr& refusal, const ProcessSet& set,
 Member::Announcement Calls::give_to_member(EntryRef entry, const SubmissionPtr& submission) {
   if (submission->urgent) board_.begin_waiting();  // until it is complete
   in_flight_.fetch_add(1);
+  if (!submission->sync) asynchronous_.fetch_add(1, std::memory_order_relaxed);
   set_blocked(false);
   bool begun = false;
   const Member::Announcement announcement = member_.submit(entry, submission, &begun);

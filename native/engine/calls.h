@@ -39,6 +39,8 @@ class Calls {
   void declare_blocked(const HandleTable& handles, std::span<const hvd_handle> waited_for);
 
   int in_flight() const { return in_flight_.load(); }
+  // How many calls have begun whose callers do not wait at once.
+  uint32_t asynchronous() const { return asynchronous_.load(std::memory_order_relaxed); }
   // In a completion callback: it may submit but must not wait.
   bool is_calling_back() const { return calling_back_.is_here(); }
   uint64_t slow_requests();
@@ -113,6 +115,7 @@ class Calls {
   bool has_callbacks_ = false;  // what they start, or a framework's threads do, waits for no thread
 
   std::atomic<int> in_flight_{0};
+  std::atomic<uint32_t> asynchronous_{0};
   OnThread following_;
   OnThread calling_back_;
   struct Later {  // of completions and callbacks: made once no batch is being run; token

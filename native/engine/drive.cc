@@ -61,7 +61,8 @@ bool Engine::advance(bool somebody_waits) {
     if (may_close(somebody_waits)) {
       if (segment_->try_append_at(cursor_.load(), {RecordKind::kClose, 0})) {
         segment_->header().ready_bytes.store(0);
-        bells_->ring_others();
+        // A caller that waits rings before it sleeps in the batch; until then the others may come by themselves.
+        if (!somebody_waits) bells_->ring_others();
       }
       continue;
     }
@@ -203,8 +204,15 @@ static void pin_thread(const EngineSettings& settings) {
 void Engine::engine_thread() {
   constexpr int64_t kWatchdogNs = 1000000000;
   constexpr int64_t kPendingIdsNs = 10000000;  // the last reader of a RETIRE does not ring
-  const auto look = [this]() -> Bells::Sleep {
+  // While calls come that are not waited for at once, this thread naps. Then no caller has to wake it for a batch that
+  // it opens, which would cost more than a small operation.
+  constexpr int kNaps = 20;
+  const auto nap_ns = static_cast<int64_t>(options_.settings.cycle_time_ms * 1e6 / 2);
+  uint32_t calls_seen = 0;
+  int naps = kNaps;
+  const auto look = [&, this]() -> Bells::Sleep {
     const Bells::Sleep stay_awake;
+    bells_->nap_until(0);
     if (ending_->stopped()) return stay_awake;
     // The token's holder looks for work when it drops the token; a stop drives by itself; an abort is handled once.
     const bool mine =
@@ -213,8 +221,15 @@ void Engine::engine_thread() {
     if (mine && (has_work() || due)) return stay_awake;
     const int64_t linger_ns = linger_left_ns();
     const bool ids_pending = service_ != nullptr && service_->has_unread_retirements();
-    const int64_t at_most = ids_pending ? kPendingIdsNs : kWatchdogNs;
-    return {linger_ns < 0 ? at_most : std::clamp<int64_t>(linger_ns, 1000, at_most), !wakeup_->callers_wait()};
+    const uint32_t calls = calls_->asynchronous();
+    naps = std::exchange(calls_seen, calls) == calls ? naps + 1 : 0;
+    const bool naps_now = naps < kNaps && nap_ns > 0;
+    int64_t at_most = ids_pending ? kPendingIdsNs : kWatchdogNs;
+    if (naps_now) at_most = std::min(at_most, nap_ns);
+    const int64_t sleep_ns =
+        linger_ns < 0 ? at_most : std::clamp<int64_t>(linger_ns, 1000, std::max<int64_t>(at_most, 1000));
+    if (naps_now) bells_->nap_until(now_ns() + static_cast<uint64_t>(sleep_ns));
+    return {sleep_ns, !wakeup_->callers_wait()};
   };
   pin_thread(options_.settings);
   while (!ending_->stopped()) {

@@ -87,6 +87,8 @@ class Waker {
  public:
   virtual ~Waker() = default;
   virtual void ring(uint32_t local_rank) = 0;
+  // True if this rank's engine thread wakes by itself in less than a cycle.
+  virtual bool wakes_soon() { return false; }
   virtual void ring_others() = 0;
 };
 

@@ -7,17 +7,22 @@
 namespace hvd {
 
 // Wakes the threads that have to act on the record now: all ranks once a batch is due, otherwise this rank's engine
-// thread, which waits for more tensors and then closes the batch. The rank that opens a batch closes it, too. The
+// thread, which waits for more tensors and then closes the batch. The rank that opens a batch closes it, too; its engine's
+// thread need not be woken for that if it only naps. The
 // previous record tells if this one opens a batch. (The count of bytes cannot: it and the log do not change at once.)
 void LogPublisher::announce(const Completed& entry, bool driving) {
   if (!wait_for_room(driving)) return;
   const uint64_t position = board_.append({RecordKind::kReady, entry.id});
   fault_point("append");  // it can be read, and no thread has been woken for it
   const uint64_t before = board_.add_ready_bytes(entry.bytes);
-  const bool due = before + entry.bytes >= close_bytes_ || board_.anybody_waits();
+  const bool is_large = before + entry.bytes >= close_bytes_;
+  const bool due = is_large || board_.anybody_waits();
   const bool opens = position == 0 || !board_.is_ready_record(position - 1);
   if (due) waker_.ring_others();
-  if (!entry.sync && (due || opens)) waker_.ring(map_.local_rank);
+  if (entry.sync) return;
+  // Those who wait for this batch ring before they sleep in it.
+  const bool must_act = is_large || board_.waits(map_.local_rank) || (opens && !due && !waker_.wakes_soon());
+  if (must_act) waker_.ring(map_.local_rank);
 }
 
 void LogPublisher::leave() {

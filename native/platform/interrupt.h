@@ -7,12 +7,15 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 
 namespace hvd {
 
 struct Interrupt {
   const std::atomic<uint64_t>* word = nullptr;
   int event_fd = -1;  // -1 if no thread polls sockets
+  // Called before a wait inside a host sleeps: those that are waited for may sleep, too. May be null.
+  const std::function<void()>* before_sleep = nullptr;
 
   bool raised() const { return word != nullptr && word->load(std::memory_order_acquire) != 0; }
 };

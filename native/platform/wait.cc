@@ -39,6 +39,7 @@ bool wait_slowly(Signal& signal, uint32_t target, const Interrupt& interrupt, Wa
     if (reached(signal, target)) return true;
     if (interrupt.raised()) return false;
   }
+  if (interrupt.before_sleep != nullptr) (*interrupt.before_sleep)();
   signal.waiters.fetch_add(1, std::memory_order_seq_cst);
   bool arrived = false;
   while (!interrupt.raised()) {

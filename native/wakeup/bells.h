@@ -24,6 +24,7 @@
 
 #include "host/segment.h"
 #include "negotiation/ports.h"
+#include "platform/clock.h"
 #include "wakeup/poll_bell.h"
 
 namespace hvd {
@@ -176,6 +177,8 @@ class Bells final : public Waker {
   // Wakes the sleeper of that rank. Call it after the work has been written; any thread.
   void ring(uint32_t local_rank) override;
   void ring_others() override;
+  bool wakes_soon() override { return now_ns() < nap_ends_ns_.load(); }
+  void nap_until(uint64_t now_ns) { nap_ends_ns_.store(now_ns); }  // the engine's thread; 0: it sleeps longer
   void ring_own() { ring(local_rank_); }
   void ring_own_engine();  // even if another sleeper is announced
 
@@ -224,6 +227,7 @@ class Bells final : public Waker {
 
   Segment& segment_;
   const uint32_t local_rank_;
+  std::atomic<uint64_t> nap_ends_ns_{0};
   struct Watched {
     explicit Watched(int socket) : fd(socket) {}
     std::atomic<int> fd;  // -1: unwatched

@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -38,7 +39,7 @@ class Ending {
   void take_abort(int from, const std::string& payload);
   bool poisoned() const { return segment_.header().abort.load() != 0; }
   Status cause() const { return segment_.cause(); }
-  Interrupt interrupt() const { return {&segment_.header().abort, poison_fd_}; }
+  Interrupt interrupt() const { return {&segment_.header().abort, poison_fd_, &ring_others_}; }
   int poison_fd() const { return poison_fd_; }  // readable once poisoned
   // True if the caller has to spread the cause: for the first caller.
   bool begin_spreading() { return !spread_.exchange(true); }
@@ -78,6 +79,7 @@ class Ending {
   std::vector<bool> left_;
   mutable std::mutex mutex_;
   Status seen_;
+  const std::function<void()> ring_others_ = [this] { bells_.ring_others(); };
 };
 
 }  // namespace hvd
