@@ -7,9 +7,9 @@
 namespace hvd {
 
 // Wakes the threads that have to act on the record now: all ranks once a batch is due, otherwise this rank's engine
-// thread, which waits for more tensors and then closes the batch. The rank that opens a batch closes it, too; its engine's
-// thread need not be woken for that if it only naps. The
-// previous record tells if this one opens a batch. (The count of bytes cannot: it and the log do not change at once.)
+// thread, which waits for more tensors and then closes the batch. The rank that opens a batch closes it, too; if its
+// engine's thread only naps, it need not be woken for that. The previous record tells if this one opens a batch. (The
+// count of bytes cannot: it and the log do not change at once.)
 void LogPublisher::announce(const Completed& entry, bool driving) {
   if (!wait_for_room(driving)) return;
   const uint64_t position = board_.append({RecordKind::kReady, entry.id});
