@@ -59,15 +59,27 @@ bool Engine::advance(bool somebody_waits) {
     }
     if (service_ != nullptr) service_->speak();
     if (may_close(somebody_waits)) {
-      if (segment_->try_append_at(cursor_.load(), {RecordKind::kClose, 0})) {
+      const uint64_t position = cursor_.load();
+      if (segment_->try_append_at(position, {RecordKind::kClose, 0})) {
         segment_->header().ready_bytes.store(0);
-        // A caller that waits rings before it sleeps in the batch; until then the others may come by themselves.
-        if (!somebody_waits) bells_->ring_others();
+        // A caller that waits rings when it sleeps in the batch or has left it; the others may come by themselves.
+        if (somebody_waits) {
+          unannounced_close_ = position;
+        } else {
+          bells_->ring_others();
+        }
       }
       continue;
     }
     if (service_ != nullptr) service_->watch_for_room();
     return progressed;
+  }
+}
+
+// The batch that ends there may have needed nothing of them: a broadcast's root, a rank outside of its process set.
+void Engine::ring_those_behind(uint64_t position) {
+  for (uint32_t r = 0; r < segment_->local_size(); ++r) {
+    if (r != map_.local_rank && segment_->rank(r).cursor.load() <= position) bells_->ring(r);
   }
 }
 
@@ -88,6 +100,7 @@ bool Engine::follow_log() {
   // After that: who sees this cursor beyond a record knows that this rank has no use for its text, and beyond a RETIRE
   // for the number, any more.
   segment_->rank(map_.local_rank).cursor.store(position + 1);
+  if (position == unannounced_close_) ring_those_behind(position);
   return true;
 }
 

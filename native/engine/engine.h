@@ -69,6 +69,7 @@ class Engine : private Readers, private Driver {
   bool advance(bool somebody_waits);
   bool serve();
   bool follow_log();
+  void ring_those_behind(uint64_t position);
   void apply(Record record);
   bool may_close(bool somebody_waits) const;
   bool has_work() override;
@@ -100,7 +101,8 @@ class Engine : private Readers, private Driver {
   std::thread thread_;
 
   std::atomic<bool> started_{false};
-  std::atomic<uint64_t> cursor_{0};  // of the log; changed under the token
+  std::atomic<uint64_t> cursor_{0};          // of the log; changed under the token
+  uint64_t unannounced_close_ = UINT64_MAX;  // a position of the log, of which no rank was told; token
 };
 
 }  // namespace hvd
