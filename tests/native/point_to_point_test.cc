@@ -135,6 +135,25 @@ TEST(several_receives_from_any_rank_wait_at_once) {
   }
 }
 
+TEST(a_receive_from_any_rank_takes_a_message_of_its_tag) {
+  for (const Wiring wiring : kWirings) {
+    run_world(make_world(2, wiring), [](Engine& engine, int rank) {
+      std::vector<Values> values(2);
+      std::vector<hvd_handle> handles(2);
+      for (int i = 0; i < 2; ++i) {
+        // The receive of tag 0 comes first, then the send of tag 1.
+        const int tag = rank == 0 ? i : 1 - i;
+        Values& mine = values[static_cast<size_t>(tag)] = Values(1, 10 * rank + tag);
+        hvd_handle& handle = handles[static_cast<size_t>(tag)];
+        EXPECT((rank == 0 ? receive(engine, -1, mine, tag, &handle) : send(engine, 0, mine, tag, &handle)).ok());
+        if (i == 0) EXPECT(Call(HVD_BARRIER, "wall").run(engine).ok());
+      }
+      for (const hvd_handle handle : handles) EXPECT(end(engine, handle).ok());
+      EXPECT(values[0] == Values(1, 10) && values[1] == Values(1, 11));
+    });
+  }
+}
+
 TEST(ends_that_do_not_fit_are_an_error_on_both_and_the_job_goes_on) {
   for (const Wiring wiring : kWirings) {
     run_world(make_world(3, wiring), [](Engine& engine, int rank) {

@@ -189,4 +189,8 @@ ROWS: tuple[Mutation, ...] = (
         "process_state(watch->peer.pid)",
         "a silent rank in another container is described by the state of a stranger",
         "monitor_test not_taken_for_a_stranger"),
+    row("message-of-any-tag", "native/negotiation/coordinator/point_to_point.cc",
+        "receive.set == message.set && receive.tag == message.tag", "receive.set == message.set",
+        "a receive from any rank gets a message of another tag",
+        "point_to_point_test of_its_tag"),
 )
