@@ -226,7 +226,7 @@ def test_a_dtensor_is_laid_out_anew(world: World) -> None:
                 for then in (Shard(0), Shard(1), Replicate()):
                     moved = placed.redistribute(placements=[then])
                     assert torch.equal(moved.full_tensor(), whole), (first, then)
-            for reduced in (Partial(), Partial("avg"), Partial("max")):
+            for reduced in (Partial(), Partial("min"), Partial("max")):  # Gloo of older releases has no average
                 parts = DTensor.from_local(whole * (rank + 1), mesh, [reduced])
                 for then in (Shard(0), Shard(1), Replicate()):
                     moved = parts.redistribute(placements=[then])

@@ -24,6 +24,7 @@ for _ in range(2):
             optimizer.zero_grad()
         accelerator.print("loss", accelerator.gather_for_metrics(loss).tolist(), norm.item())
 accelerator.save_state(sys.argv[2])
+accelerator.wait_for_everyone()  # rank 0 has written
 accelerator.load_state(sys.argv[2])
 accelerator.print("backend", dist.get_backend(), "of", accelerator.num_processes)
 accelerator.end_training()
