@@ -180,6 +180,62 @@ def test_fsdp_and_tensor_parallel(world: World) -> None:
     check_equal(world, run)
 
 
+@pytest.mark.parametrize("policy", ["plain", "mixed precision"])
+def test_fsdp_reshards_or_not_and_accumulates(world: World, policy: str) -> None:
+    def run(dist: Any, rank: int, size: int) -> Any:
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+        mesh = dist.init_device_mesh("cpu", (size,))
+        half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, output_dtype=torch.float32)
+        nn = torch.nn
+        results = []
+        for reshards in (True, False):
+            torch.manual_seed(0)
+            sharded = nn.Sequential(nn.Linear(16, 7), nn.ReLU(), nn.Linear(7, 1))  # one row is on one rank alone
+            for layer in (sharded[0], sharded[2], sharded):
+                options = {"mp_policy": half} if policy == "mixed precision" else {}
+                fully_shard(layer, mesh=mesh, reshard_after_forward=reshards, **options)
+            optimizer = torch.optim.SGD(sharded.parameters(), 0.1)
+            torch.manual_seed(1 + rank)
+            for step in range(6):
+                last = step % 3 == 2
+                sharded.set_requires_gradient_sync(last)
+                sharded.set_is_last_backward(last)
+                sharded(torch.randn(8, 16)).square().mean().backward()
+                if last:
+                    results.append(nn.utils.clip_grad_norm_(sharded.parameters(), 0.5).full_tensor())
+                    optimizer.step()
+                    optimizer.zero_grad()
+            results += [parameter.full_tensor().detach() for parameter in sharded.parameters()]
+        assert all(map(torch.equal, results[: len(results) // 2], results[len(results) // 2 :]))
+        return results
+
+    check_equal(world, run)
+
+
+def test_a_dtensor_is_laid_out_anew(world: World) -> None:
+    def run(dist: Any, rank: int, size: int) -> Any:
+        from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+        mesh = dist.init_device_mesh("cpu", (size,))
+        results = []
+        for shape in ((7, 5), (1, 9), (8, 12)):  # uneven, with nothing on some ranks, even
+            whole = torch.arange(float(shape[0] * shape[1])).view(shape)
+            for first in (Shard(0), Shard(1), Replicate()):
+                placed = distribute_tensor(whole, mesh, [first])
+                for then in (Shard(0), Shard(1), Replicate()):
+                    moved = placed.redistribute(placements=[then])
+                    assert torch.equal(moved.full_tensor(), whole), (first, then)
+            for reduced in (Partial(), Partial("min"), Partial("max")):  # Gloo of older releases has no average
+                parts = DTensor.from_local(whole * (rank + 1), mesh, [reduced])
+                for then in (Shard(0), Shard(1), Replicate()):
+                    moved = parts.redistribute(placements=[then])
+                    results += [moved.to_local(), moved.full_tensor()]
+        return results
+
+    check_equal(world, run)
+
+
 def test_a_mesh_of_two_dimensions_shards_and_replicates(worlds: WorldPool) -> None:
     def run(dist: Any, rank: int, size: int) -> Any:
         from torch.distributed.device_mesh import init_device_mesh
@@ -195,14 +251,15 @@ def test_a_mesh_of_two_dimensions_shards_and_replicates(worlds: WorldPool) -> No
     check_equal(worlds(4, ENV), run)
 
 
-def test_a_checkpoint_is_loaded_by_another_number_of_ranks(worlds: WorldPool, tmp_path: Path) -> None:
-    def run(folder: str, saves: bool) -> Any:
+@pytest.mark.parametrize("saver", ["hvd", "gloo"])
+def test_a_checkpoint_is_loaded_by_another_number_of_ranks(worlds: WorldPool, tmp_path: Path, saver: str) -> None:
+    def run(folder: str, backend: str, saves: bool) -> Any:
         import torch.distributed as dist
         import torch.distributed.checkpoint as checkpoint
         from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
         from torch.distributed.fsdp import fully_shard
 
-        dist.init_process_group("hvd")
+        dist.init_process_group(backend)
         try:
             torch.manual_seed(0 if saves else 9)
             plain = torch.nn.Linear(16, 8)
@@ -213,22 +270,26 @@ def test_a_checkpoint_is_loaded_by_another_number_of_ranks(worlds: WorldPool, tm
             of_model, of_optimizer = get_state_dict(plain, optimizer)
             state = {"model": of_model, "optimizer": of_optimizer}
             if saves:
-                checkpoint.async_save(
-                    state, checkpoint_id=folder, process_group=dist.new_group(backend="gloo")
-                ).result()
-                checkpoint.save(state, checkpoint_id=folder)
-            else:
-                checkpoint.load(state, checkpoint_id=folder)
-                set_state_dict(plain, optimizer, model_state_dict=of_model, optim_state_dict=of_optimizer)
-            moments = [value["exp_avg"].full_tensor() for value in optimizer.state.values()]
-            return [parameter.full_tensor().detach() for parameter in plain.parameters()] + moments
+                saved = checkpoint.async_save(state, checkpoint_id=f"{folder}/async", process_group=dist.new_group())
+                checkpoint.save(state, checkpoint_id=f"{folder}/sync")
+                saved.result()
+            values = []
+            for name in ("sync",) if saves else ("sync", "async"):
+                if not saves:
+                    checkpoint.load(state, checkpoint_id=f"{folder}/{name}")
+                    set_state_dict(plain, optimizer, model_state_dict=of_model, optim_state_dict=of_optimizer)
+                values += [parameter.full_tensor().detach() for parameter in plain.parameters()]
+                values += [value["exp_avg"].full_tensor() for value in optimizer.state.values()]
+            return values
         finally:
             dist.destroy_process_group()
 
-    saved = worlds(2, ENV).run(run, str(tmp_path), True)
-    loaded = worlds(3, ENV).run(run, str(tmp_path), False)
-    for one in saved + loaded:
+    saved = worlds(2, ENV).run(run, str(tmp_path), saver, True)
+    loaded = worlds(3, ENV).run(run, str(tmp_path), "hvd", False)
+    for one in saved:
         assert len(one) == 4 and all(map(torch.equal, one, saved[0]))
+    for one in loaded:
+        assert len(one) == 8 and all(map(torch.equal, one, saved[0] * 2))
 
 
 @pytest.mark.parametrize("tool", ["ddp", later("zero"), "fsdp"])

@@ -14,7 +14,7 @@ from support.extent import THOROUGH, later
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("ranks", [2, *map(later, (3, 4))])
 def test_pytorchs_own_tests_pass(ranks: int) -> None:
     for name in ("torch", "expecttest"):
@@ -25,7 +25,7 @@ def test_pytorchs_own_tests_pass(ranks: int) -> None:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         capture_output=True,
         text=True,
-        timeout=880,
+        timeout=1780,
     )
     ran = int(done.stdout.split(" tests ran")[0].split()[-1])
-    assert done.returncode == 0 and ran >= (55 if THOROUGH else 3), done.stderr[-8000:]
+    assert done.returncode == 0 and ran >= (90 if THOROUGH else 3), done.stderr[-8000:]

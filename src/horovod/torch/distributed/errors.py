@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -52,4 +53,11 @@ def told_as_torch(method: Method) -> Method:
         except HorovodInternalError as error:
             raise as_torch(error) from None
 
-    return torch._disable_dynamo(told)  # type: ignore[no-any-return]
+    left_alone = torch._disable_dynamo(told)
+
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        # torch's decorator imports the compiler, which takes a second and leaves a folder behind.
+        return (left_alone if "torch._dynamo" in sys.modules else told)(*args, **kwargs)
+
+    return call  # type: ignore[return-value]

@@ -50,7 +50,8 @@ def create(options: Any) -> HorovodProcessGroup:
         raise StartError(
             f"init_process_group was called as rank {options.group_rank} of {options.group_size}, but Horovod has "
             f"started this process as rank {context.rank} of {context.size}\n"
-            "hint: give init_process_group no rank and no world_size, or those of hvd.rank() and hvd.size()",
+            "hint: give init_process_group no rank and no world_size, or those of hvd.rank() and hvd.size(). If a tool "
+            "such as Lightning calls it, call init_process_group('hvd') before",
             "start-settings",
         )
     asked_sets(context)
@@ -130,6 +131,7 @@ def store_of_job() -> tuple[tuple[Any, int, int], dict[str, str]] | None:
         "WORLD_SIZE": context.size,
         "LOCAL_RANK": place.local_rank,
         "LOCAL_WORLD_SIZE": place.local_size,
+        "GROUP_RANK": place.cross_rank,  # Lightning counts hosts by it
     }
     return (_store(context), context.rank, context.size), {name: str(value) for name, value in variables.items()}
 
