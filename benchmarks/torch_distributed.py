@@ -11,7 +11,7 @@
 
     horovodrun -np 2 python benchmarks/torch_distributed.py --json benchmarks/records/torch-distributed-np2.json
 
-The CNN has 8.2 million parameters and gets 8 images of 32 x 32, the MLP 7.9 million and 32 rows, the transformer 5.1
+The CNN has 8.2 million parameters and gets 4 images of 32 x 32, the MLP 7.9 million and 32 rows, the transformer 5.1
 million and 2 sequences of 64 tokens: small batches, so that a step has much to reduce. All train by SGD with momentum.
 
 The default group is of hvd, and a second group of Gloo. The sides take turns; a round's time is the median of its
@@ -96,7 +96,7 @@ def batch_of(model: str) -> tuple[Any, Any]:
     torch.manual_seed(1 + dist.get_rank())
     if model == "transformer":
         return torch.randint(TOKENS, (2, 64)), torch.randint(TOKENS, (128,))
-    inputs = torch.randn(8, 3, 32, 32) if model == "cnn" else torch.randn(32, 784)
+    inputs = torch.randn(4, 3, 32, 32) if model == "cnn" else torch.randn(32, 784)
     return inputs, torch.randint(CLASSES, (len(inputs),))
 
 
