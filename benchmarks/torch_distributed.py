@@ -4,7 +4,8 @@
 
     cnn, mlp, transformer   a training step: DistributedDataParallel on hvd and on Gloo (both with
                             gradient_as_bucket_view=True), and hvd.DistributedOptimizer
-    fsdp-mlp, fsdp          a step of the MLP or the transformer that fully_shard shards block by block, on hvd and on Gloo
+    fsdp-mlp, fsdp          a step of the MLP or the transformer, sharded block by block by fully_shard, on hvd and on
+                            Gloo
     call                    dist.all_reduce of 4 B beside hvd.allreduce_
     async                   an asynchronous all_reduce of 4 B with 50 us of computation before its wait, beside the same
                             with the computation after it

@@ -401,11 +401,7 @@ int hvd_declare_blocked(hvd_context* context, const hvd_handle* handles, uint32_
 int hvd_missing(hvd_context* context, hvd_handle handle, int32_t* ranks, uint32_t* nranks, hvd_status* status) {
   return guarded(status, [&]() -> Status {
     HVD_RETURN_IF_ERROR(need({HVD_NEED(context), HVD_NEED(ranks), HVD_NEED(nranks)}));
-    const std::vector<int> missing = context->engine->submitter().missing(handle);
-    if (missing.size() > *nranks) return {HVD_INVALID_ARGUMENT, "ranks has no room for those of this host"};
-    std::ranges::copy(missing, ranks);
-    *nranks = static_cast<uint32_t>(missing.size());
-    return {};
+    return context->engine->submitter().missing(handle, ranks, nranks);
   });
 }
 

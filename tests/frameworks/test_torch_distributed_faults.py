@@ -76,7 +76,7 @@ def train(tool: str, fault: Callable[[], None], differs: bool = False) -> None:
 
 
 def text_of(outcome: Outcome, tool: str) -> str:
-    """The error's text. From the backward of DistributedDataParallel it is a RuntimeError, else Horovod's and torch's."""
+    """The error's text. It is Horovod's and torch's, or from the backward of DistributedDataParallel a RuntimeError."""
     from torch.distributed import DistBackendError
 
     from horovod.torch import HorovodInternalError

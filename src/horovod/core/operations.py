@@ -29,6 +29,7 @@ from horovod.core.exceptions import InvalidRequestError
 from horovod.core.gpus import StreamHandle
 from horovod.core.requests import Prepared, PreparedOnGpu
 from horovod.core.tensors import Adapter
+from horovod.world.topology import ranks_text
 
 __all__ = [
     "Operation",
@@ -184,12 +185,12 @@ def _submit_on_gpu(
 class TimeLimit(NamedTuple):
     """How long a caller waits for an operation. Then the generation ends on all ranks, with the text that `say` makes.
 
-    `say` gets the seconds, and the ranks of this host that are known to be missing. A submitted operation cannot be
-    taken back, so that there is no other way out.
+    `say` gets the seconds, and in words the ranks of this host that are known to be missing. A submitted operation
+    cannot be taken back, so that there is no other way out.
     """
 
     seconds: float
-    say: Callable[[float, list[int]], str]
+    say: Callable[[float, str], str]
 
 
 class Operation:
@@ -277,7 +278,9 @@ def _wait_on(
         while code == native.PENDING:
             if limit is not None and deadline is not None and time.monotonic() >= deadline:
                 missing = _missing(context, handle)
-                context.abort(limit.say(limit.seconds, missing), missing[0] if missing else -1)
+                context.abort(
+                    limit.say(limit.seconds, ranks_text(missing) if missing else ""), missing[0] if missing else -1
+                )
                 limit = deadline = None
             _declare_blocked(context)
             code = wait(context.argument, handle, _slice_ms(deadline), status)
@@ -292,6 +295,7 @@ def _wait_on(
 
 
 def _missing(context: Context, handle: Any) -> list[int]:
+    """The ranks of this host that have not called it, as far as this rank knows."""
     ranks, count = (c_int32 * context.size)(), c_uint32(context.size)
     code = context.library.hvd_missing(context.pointer, handle, ranks, byref(count), native.scratch.status_address)
     if code:

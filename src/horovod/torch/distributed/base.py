@@ -25,7 +25,6 @@ from horovod.core.requests import Prepared
 from horovod.torch.distributed.errors import DestroyedError
 from horovod.torch.distributed.reduce_ops import Reductions
 from horovod.torch.distributed.work import OperationsWork, limited
-from horovod.world.topology import ranks_text
 
 __all__ = ["GroupBase"]
 
@@ -114,8 +113,8 @@ class GroupBase(dist.ProcessGroup):
             limit = self._limits[label] = TimeLimit(self._seconds, functools.partial(self._too_late, label))
         return limit
 
-    def _too_late(self, label: str, seconds: float, missing: list[int]) -> str:
-        known = f": missing {ranks_text(missing)}, which did not call it" if missing else ""
+    def _too_late(self, label: str, seconds: float, missing: str) -> str:
+        known = f": missing {missing}, which did not call it" if missing else ""
         return (
             f"rank {self._world_rank} has waited {seconds:g} s for {label} in the process group {self._name!r} of "
             f"ranks {self._ranks}, which is the timeout of torch.distributed{known}\n"

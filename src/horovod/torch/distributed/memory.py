@@ -30,7 +30,7 @@ def as_moved(tensor: Tensor) -> Tensor:
 
 
 def as_row(tensor: Tensor) -> Tensor:
-    """Likewise, of a gather to which all ranks give as many elements: the ranks compare all dimensions but the first."""
+    """Likewise, of a gather of equal parts: the ranks compare all dimensions but the first."""
     return as_moved(tensor).unsqueeze(0)
 
 
