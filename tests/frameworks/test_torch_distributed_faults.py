@@ -106,7 +106,7 @@ def test_a_rank_that_is_killed_or_stopped_is_named(tool: str, number: int) -> No
         first, lost, second = call.outcomes()
     what = "died without leaving the job" if number == signal.SIGKILL else "was stopped by a signal and has not run for"
     for survivor in (first, second):
-        assert re.search(rf"unnamed {FIRST[tool]} failed: rank 1 \(process \d+\) {what}", text_of(survivor, tool))
+        assert re.search(rf"unnamed {FIRST[tool]}( failed)?: rank 1 \(process \d+\) {what}", text_of(survivor, tool))
     assert lost.died == "killed by SIGKILL"
 
 
@@ -124,7 +124,7 @@ def test_the_ranks_that_a_timeout_waits_for_are_named(worlds: WorldPool, tool: s
 
     for outcome in worlds(2, ENV).run_each(train, tool, fault):
         pattern = (
-            rf"unnamed {FIRST[tool]} failed: rank 0 has waited 0.2 s for {FIRST[tool]} in the process group '0' of "
+            rf"unnamed {FIRST[tool]}( failed)?: rank 0 has waited 0.2 s for {FIRST[tool]} in the process group '0' of "
         )
         pattern += r"ranks \[0, 1\], which is the timeout of torch.distributed: missing rank 1, which did not call it\n"
         assert re.search(pattern, str(outcome.error)), outcome
@@ -157,11 +157,14 @@ def test_a_model_that_differs_is_told_with_its_rank(worlds: WorldPool, tool: str
     first, second = worlds(2, ENV).run_each(train, tool, lambda: None, True)
     if tool == "ddp":  # which looks itself, and compares with rank 0
         assert "[1]: params[2] in this process with sizes [6, 8] appears not to match" in str(second.error), second
-        assert re.search(r"unnamed broadcast failed: rank 1 .*left", text_of(first, tool)), first
+        assert re.search(r"unnamed broadcast( failed)?: rank 1 .*left", text_of(first, tool)), first
         return
-    for outcome in (first, second):
-        expected = rf"the ranks disagree about unnamed {FIRST[tool]}; rank 1: expected shape \[.*\], got \[.*\]"
-        assert re.search(expected, text_of(outcome, tool)), outcome
+    texts = [text_of(outcome, tool) for outcome in (first, second)]
+    expected = rf"the ranks disagree about unnamed {FIRST[tool]}; rank 1: expected shape \[.*\], got \[.*\]"
+    told = [text for text in texts if re.search(expected, text)]
+    # ZeRO starts several broadcasts: one rank may have the error, and leave, before the other has started them all.
+    left = [text for text in texts if re.search(rf"unnamed {FIRST[tool]}( failed)?: rank . .*left", text)]
+    assert told and len(told) + len(left if tool == "zero" else []) == 2, texts
 
 
 def test_parts_of_a_gather_that_differ_are_an_error_on_all_ranks(worlds: WorldPool) -> None:
