@@ -223,7 +223,7 @@ def main() -> int:
     dist.init_process_group("hvd")
     session = Session(arguments.json, ("python", "benchmarks/torch_distributed.py"))
     gloo = dist.new_group(backend="gloo")
-    session.begin("it is a side of this measurement")
+    session.begin("")
     columns = " ".join(f"{name:>8}" for name in ("median", "quartile", "min", "max"))
     session.print(f"{'case':>12} {'ratio':>16} {'pairs':>5} {columns}   goal")
     for case in arguments.cases.split(","):
