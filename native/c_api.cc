@@ -398,6 +398,13 @@ int hvd_declare_blocked(hvd_context* context, const hvd_handle* handles, uint32_
   });
 }
 
+int hvd_missing(hvd_context* context, hvd_handle handle, int32_t* ranks, uint32_t* nranks, hvd_status* status) {
+  return guarded(status, [&]() -> Status {
+    HVD_RETURN_IF_ERROR(need({HVD_NEED(context), HVD_NEED(ranks), HVD_NEED(nranks)}));
+    return context->engine->submitter().missing(handle, ranks, nranks);
+  });
+}
+
 int hvd_poll(hvd_context* context, hvd_handle handle, hvd_status* status) {
   return with(context, status, [&] { return context->engine->submitter().poll(handle); });
 }

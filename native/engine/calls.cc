@@ -117,6 +117,21 @@ void Calls::declare_blocked(const HandleTable& handles, std::span<const hvd_hand
   set_blocked(!waited_for.empty() && waits_for_others && !has_callbacks_);
 }
 
+std::vector<int> Calls::missing(const SubmissionPtr& submission) {
+  const std::lock_guard lock(mutex_);
+  std::vector<int> ranks;
+  if (submission == nullptr || submission->prepared == nullptr || submission->decided || submission->done.load())
+    return ranks;
+  const std::optional<uint32_t> id = member_.id_of(submission->entry);
+  if (!id.has_value()) return ranks;
+  for (uint32_t local = 0; local < map_.ranks_here.size(); ++local) {
+    const int rank = map_.ranks_here[local];
+    if (submission->prepared->set->member_of(rank) >= 0 && board_.in_flight_since_ms(local, *id) == 0)
+      ranks.push_back(rank);
+  }
+  return ranks;
+}
+
 // Every submission comes here: the segment's line, which other ranks read, is left alone if it can be.
 void Calls::set_blocked(bool blocked) {
   if (std::exchange(is_blocked_, blocked) == blocked) return;

@@ -37,6 +37,8 @@ class Calls {
   void announce(const Member::Announcement& announcement, bool driving = false);
   // The process waits for these calls and does nothing else meanwhile (hvd_declare_blocked).
   void declare_blocked(const HandleTable& handles, std::span<const hvd_handle> waited_for);
+  // The ranks of this host that have not called it (hvd_missing). Null: none.
+  std::vector<int> missing(const SubmissionPtr& submission);
 
   int in_flight() const { return in_flight_.load(); }
   // How many calls have begun whose callers do not wait at once.

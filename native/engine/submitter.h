@@ -37,6 +37,7 @@ class Submitter {
   // HVD_PENDING where the time is up, a signal arrived, or (poll) it is not done.
   Status wait(hvd_handle handle, int32_t timeout_ms);
   void declare_blocked(std::span<const hvd_handle> handles) { calls_.declare_blocked(handles_, handles); }
+  Status missing(hvd_handle handle, int32_t* ranks, uint32_t* nranks) const;  // hvd_missing
   Status device_of(const void* address, int32_t* device) const;
   Status device_of_stream(cuda::Stream stream, int32_t* device) const;
   Status poll(hvd_handle handle);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The user's side of the engine: the wait for a call, and its results.
+#include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "engine/submitter.h"
 #include "platform/clock.h"
@@ -23,6 +25,14 @@ Status Submitter::wait_for(const std::atomic<bool>& done, uint64_t deadline_ns) 
   wakeup_.end_waiting();
   wakeup_.hand_over();
   return done.load() ? Status() : Status(HVD_PENDING, "");
+}
+
+Status Submitter::missing(hvd_handle handle, int32_t* ranks, uint32_t* nranks) const {
+  const std::vector<int> missing = calls_.missing(handles_.find(handle));
+  if (missing.size() > *nranks) return {HVD_INVALID_ARGUMENT, "ranks has no room for those of this host"};
+  std::ranges::copy(missing, ranks);
+  *nranks = static_cast<uint32_t>(missing.size());
+  return {};
 }
 
 Status Submitter::poll(hvd_handle handle) {

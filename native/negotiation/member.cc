@@ -70,6 +70,10 @@ bool Member::knows(EntryRef entry) const {
   return entry.slot < entries_.size() && entries_[entry.slot].used && entries_[entry.slot].serial == entry.serial;
 }
 
+std::optional<uint32_t> Member::id_of(EntryRef entry) const {
+  return knows(entry) ? entries_[entry.slot].id : std::nullopt;
+}
+
 bool Member::is_duplicate(EntryRef entry) const {
   const ContributionPtr& call = entries_[entry.slot].in_flight;
   return call != nullptr && !call->is_refusal;

@@ -66,6 +66,7 @@ class Member {
   EntryRef find_or_add(int32_t set, const std::string& name);
   EntryRef next_unnamed(int32_t set);
   bool knows(EntryRef entry) const;
+  std::optional<uint32_t> id_of(EntryRef entry) const;
   bool is_duplicate(EntryRef entry) const;        // a call, and not a refusal, is in flight under the name
   std::string name_in_flight(int32_t set) const;  // some name in flight in the set; empty: none
 

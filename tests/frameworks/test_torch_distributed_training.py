@@ -290,32 +290,3 @@ def test_a_checkpoint_is_loaded_by_another_number_of_ranks(worlds: WorldPool, tm
         assert len(one) == 4 and all(map(torch.equal, one, saved[0]))
     for one in loaded:
         assert len(one) == 8 and all(map(torch.equal, one, saved[0] * 2))
-
-
-@pytest.mark.parametrize("tool", ["ddp", later("zero"), "fsdp"])
-def test_a_lost_rank_ends_the_training_with_its_name(tool: str) -> None:
-    def run() -> None:
-        import os
-        import signal
-
-        import torch.distributed as dist
-        from torch.distributed.fsdp import fully_shard
-        from torch.distributed.optim import ZeroRedundancyOptimizer
-
-        dist.init_process_group("hvd")
-        plain = torch.nn.Sequential(torch.nn.Linear(16, 8))
-        wrapped = plain if tool == "fsdp" else torch.nn.parallel.DistributedDataParallel(plain)
-        if tool == "fsdp":
-            fully_shard(plain, mesh=dist.init_device_mesh("cpu", (2,)))
-        adam = torch.optim.Adam
-        of_zero = tool == "zero" and ZeroRedundancyOptimizer(plain.parameters(), optimizer_class=adam, lr=1e-2)
-        optimizer = of_zero or adam(plain.parameters(), 1e-2)
-        train(wrapped, optimizer, dist.get_rank(), steps=2)
-        if dist.get_rank() == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        with pytest.raises(RuntimeError, match="rank 1 .*\n(.*\n)*more: horovodrun --explain rank-lost"):
-            train(wrapped, optimizer, dist.get_rank(), steps=10)
-
-    with World(2, ENV) as world:
-        survivor, lost = world.run_each(run)
-    assert survivor.ok and lost.died, survivor

@@ -129,27 +129,38 @@ TEST(run_entry_that_cannot_be_submitted_leaves_no_handle) {
   hvd_release_entry(pair.contexts[0], entry);
 }
 
-// The time is up before the other rank comes: the handle stands, and is waited for later.
-TEST(run_entry_that_is_pending_leaves_its_handle) {
+// The time is up before the other rank comes: the handle stands, and is waited for later. From the second round of a
+// name on, the rank that has come knows which one has not.
+TEST(run_entry_that_is_pending_leaves_its_handle_and_names_who_is_missing) {
   Pair pair;
   hvd_entry* const mine = prepare(pair.contexts[0], "t", 1);
   hvd_entry* const theirs = prepare(pair.contexts[1], "t", 1);
   const float one = 1, two = 2;
-  float sums[2] = {};
-  hvd_handle handles[2] = {kUntouched, kUntouched};
   hvd_status status = fresh();
-  EXPECT(hvd_run_entry(pair.contexts[0], mine, &one, &sums[0], 1, &handles[0], &status) == HVD_PENDING);
-  EXPECT(handles[0] != 0 && handles[0] != kUntouched);
-  std::thread other([&] {
-    hvd_status outcome = fresh();
-    EXPECT(hvd_run_entry(pair.contexts[1], theirs, &two, &sums[1], 20000, &handles[1], &outcome) == HVD_OK);
-    EXPECT(handles[1] == 0);
-  });
-  EXPECT(hvd_wait(pair.contexts[0], handles[0], 20000, &status) == HVD_OK);
-  other.join();
-  EXPECT(sums[0] == 3 && sums[1] == 3);
-  hvd_release(pair.contexts[0], handles[0]);
-  EXPECT(hvd_poll(pair.contexts[0], handles[0], &status) == HVD_INVALID_ARGUMENT);  // it is gone
+  for (uint32_t round = 0; round < 2; ++round) {
+    float sums[2] = {};
+    hvd_handle handles[2] = {kUntouched, kUntouched};
+    EXPECT(hvd_run_entry(pair.contexts[0], mine, &one, &sums[0], 1, &handles[0], &status) == HVD_PENDING);
+    EXPECT(handles[0] != 0 && handles[0] != kUntouched);
+    int32_t missing[2] = {-1, -1};
+    uint32_t count = 0;
+    EXPECT(hvd_missing(pair.contexts[0], handles[0], missing, &count, &status) ==
+           (round == 0 ? HVD_OK : HVD_INVALID_ARGUMENT));  // no room
+    count = 2;
+    EXPECT(hvd_missing(pair.contexts[0], handles[0], missing, &count, &status) == HVD_OK && count == round);
+    EXPECT(round == 0 || missing[0] == 1);
+    std::thread other([&] {
+      hvd_status outcome = fresh();
+      EXPECT(hvd_run_entry(pair.contexts[1], theirs, &two, &sums[1], 20000, &handles[1], &outcome) == HVD_OK);
+      EXPECT(handles[1] == 0);
+    });
+    EXPECT(hvd_wait(pair.contexts[0], handles[0], 20000, &status) == HVD_OK);
+    other.join();
+    EXPECT(sums[0] == 3 && sums[1] == 3);
+    EXPECT(hvd_missing(pair.contexts[0], handles[0], missing, &(count = 2), &status) == HVD_OK && count == 0);
+    hvd_release(pair.contexts[0], handles[0]);
+    EXPECT(hvd_poll(pair.contexts[0], handles[0], &status) == HVD_INVALID_ARGUMENT);  // it is gone
+  }
   hvd_release_entry(pair.contexts[0], mine);
   hvd_release_entry(pair.contexts[1], theirs);
 }

@@ -324,6 +324,10 @@ HVD_EXPORT int hvd_wait(hvd_context* context, hvd_handle handle, int32_t timeout
    handles: it may submit again. Ranks that wait for each other for ever are told so (HVD_DEADLOCK). */
 HVD_EXPORT int hvd_declare_blocked(hvd_context* context, const hvd_handle* handles, uint32_t nhandles,
                                    hvd_status* status);
+/* The ranks of this host that an operation waits for, ascending, as far as this rank knows: none if it is ready, or the
+   first of its name. *nranks: the room in `ranks`, at least the ranks of this host; then their number. */
+HVD_EXPORT int hvd_missing(hvd_context* context, hvd_handle handle, int32_t* ranks, uint32_t* nranks,
+                           hvd_status* status);
 /* HVD_PENDING: not done yet. */
 HVD_EXPORT int hvd_poll(hvd_context* context, hvd_handle handle, hvd_status* status);
 /* HVD_PENDING: hvd_wait_on_stream would still wait. Of other operations: hvd_poll. */

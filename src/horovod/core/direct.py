@@ -95,10 +95,19 @@ class DirectCollectives(Collectives[T]):
     # Into given memory
 
     def allgather_into(
-        self, tensor: T, output: T, name: str | None, process_set: ProcessSet | None, flags: int = 0
+        self,
+        tensor: T,
+        output: T,
+        name: str | None,
+        process_set: ProcessSet | None,
+        flags: int = 0,
+        output_rows: Sequence[int] | None = None,
     ) -> Operation:
-        """As allgather. `output` must be as large as all ranks' tensors; it is the result."""
-        return self._gather_into(ALLGATHER, "allgather", tensor, output, name, process_set, flags, None, None)
+        """As allgather. `output` must be as large as all ranks' tensors; it is the result.
+
+        `output_rows`: the rows that must come from each rank, if given.
+        """
+        return self._gather_into(ALLGATHER, "allgather", tensor, output, name, process_set, flags, None, output_rows)
 
     def alltoall_into(
         self,
@@ -148,7 +157,7 @@ class DirectCollectives(Collectives[T]):
         process_set: ProcessSet | None,
         flags: int,
         splits: tuple[int, ...] | None,
-        output_splits: Sequence[int] | None,
+        output_rows: Sequence[int] | None,
     ) -> Operation:
         context, adapter = contexts.current(), self._adapter
         try:
@@ -172,12 +181,10 @@ class DirectCollectives(Collectives[T]):
             context.refuse(label, name, error, told_in(process_set))
 
         def collect(operation: Operation) -> T:
-            if output_splits is not None and (received := rows_given(operation, len(output_splits))) != list(
-                output_splits
-            ):
+            if output_rows is not None and (received := rows_given(operation, len(output_rows))) != list(output_rows):
+                hint = "\nhint: each rank's input splits are the output splits of the others" if splits else ""
                 raise InvalidRequestError(
-                    f"{label}: the ranks have sent {received} rows, but there is room for {list(output_splits)}\n"
-                    "hint: each rank's input splits are the output splits of the others"
+                    f"{label}: the ranks have sent {received} rows, but there is room for {list(output_rows)}{hint}"
                 )
             if on_gpu:
                 take_result(operation, adapter.address(target), math.prod(target.shape))

@@ -244,6 +244,7 @@ _PROTOTYPES: dict[str, tuple[type | None, list[type]]] = {
     "hvd_join": (ctypes.c_int, [c_void_p, c_void_p, c_void_p]),
     "hvd_wait": (ctypes.c_int, [c_void_p, c_uint64, c_int32, c_void_p]),
     "hvd_declare_blocked": (ctypes.c_int, [c_void_p, c_void_p, c_uint32, c_void_p]),
+    "hvd_missing": (ctypes.c_int, [c_void_p, c_uint64, c_void_p, c_void_p, c_void_p]),
     "hvd_poll": (ctypes.c_int, [c_void_p, c_uint64, c_void_p]),
     "hvd_poll_launch": (ctypes.c_int, [c_void_p, c_uint64, c_void_p]),
     "hvd_wait_on_stream": (ctypes.c_int, [c_void_p, c_uint64, c_void_p, c_int32, c_void_p]),

@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from ctypes import byref, c_uint64, c_void_p
+from ctypes import byref, c_int32, c_uint32, c_uint64, c_void_p
 from typing import Any, NamedTuple
 
 from horovod.core import native
@@ -29,6 +29,7 @@ from horovod.core.exceptions import InvalidRequestError
 from horovod.core.gpus import StreamHandle
 from horovod.core.requests import Prepared, PreparedOnGpu
 from horovod.core.tensors import Adapter
+from horovod.world.topology import ranks_text
 
 __all__ = [
     "Operation",
@@ -184,11 +185,12 @@ def _submit_on_gpu(
 class TimeLimit(NamedTuple):
     """How long a caller waits for an operation. Then the generation ends on all ranks, with the text that `say` makes.
 
-    A submitted operation cannot be taken back, so that there is no other way out.
+    `say` gets the seconds, and in words the ranks of this host that are known to be missing. A submitted operation
+    cannot be taken back, so that there is no other way out.
     """
 
     seconds: float
-    say: Callable[[float], str]
+    say: Callable[[float, str], str]
 
 
 class Operation:
@@ -275,7 +277,10 @@ def _wait_on(
     try:
         while code == native.PENDING:
             if limit is not None and deadline is not None and time.monotonic() >= deadline:
-                context.abort(limit.say(limit.seconds))
+                missing = _missing(context, handle)
+                context.abort(
+                    limit.say(limit.seconds, ranks_text(missing) if missing else ""), missing[0] if missing else -1
+                )
                 limit = deadline = None
             _declare_blocked(context)
             code = wait(context.argument, handle, _slice_ms(deadline), status)
@@ -287,6 +292,15 @@ def _wait_on(
             _waiting[thread] = before
         if code == native.PENDING:
             context.library.hvd_declare_blocked(context.pointer, None, 0, None)
+
+
+def _missing(context: Context, handle: Any) -> list[int]:
+    """The ranks of this host that have not called it, as far as this rank knows."""
+    ranks, count = (c_int32 * context.size)(), c_uint32(context.size)
+    code = context.library.hvd_missing(context.pointer, handle, ranks, byref(count), native.scratch.status_address)
+    if code:
+        context.raise_failure(code, native.scratch.status)
+    return ranks[: count.value]
 
 
 def _declare_blocked(context: Context) -> None:

@@ -113,12 +113,13 @@ class GroupBase(dist.ProcessGroup):
             limit = self._limits[label] = TimeLimit(self._seconds, functools.partial(self._too_late, label))
         return limit
 
-    def _too_late(self, label: str, seconds: float) -> str:
+    def _too_late(self, label: str, seconds: float, missing: str) -> str:
+        known = f": missing {missing}, which did not call it" if missing else ""
         return (
             f"rank {self._world_rank} has waited {seconds:g} s for {label} in the process group {self._name!r} of "
-            f"ranks {self._ranks}, which is the timeout of torch.distributed\n"
+            f"ranks {self._ranks}, which is the timeout of torch.distributed{known}\n"
             "hint: a rank has not called it, or is late; with "
-            f"HOROVOD_STALL_CHECK_TIME_SECONDS={max(1, min(10, int(seconds / 3)))} a report names it before. "
+            f"HOROVOD_STALL_CHECK_TIME_SECONDS={max(1, min(10, int(seconds / 3)))} a report says before where it is. "
             "init_process_group(timeout=...) sets the timeout"
         )
 

@@ -17,7 +17,7 @@ from horovod.core.native import SYNC
 from horovod.core.operations import Operation, run_one
 from horovod.torch.distributed.errors import as_torch, told_as_torch
 from horovod.torch.distributed.lists import ListCollectives
-from horovod.torch.distributed.memory import Target, as_moved, flat
+from horovod.torch.distributed.memory import Target, as_moved, as_row, flat
 from horovod.torch.distributed.names import with_all_names
 from horovod.torch.distributed.peers import PeerOperations
 from horovod.torch.distributed.work import DONE, limited
@@ -125,7 +125,7 @@ class HorovodProcessGroup(ListCollectives, PeerOperations):
             targets.append(Target([output], True))
             operations.append(
                 collectives.allgather_into(
-                    as_moved(tensor), targets[-1].memory, _part(name, index), self._set, self._flags(opts)
+                    as_row(tensor), targets[-1].memory, _part(name, index), self._set, self._flags(opts)
                 )
             )
         return self._started("allgather", operations, outputs, opts, _deliver(targets), name)

@@ -16,7 +16,7 @@ from torch.distributed import AllreduceCoalescedOptions, ReduceScatterOptions, W
 from horovod.core.operations import Operation
 from horovod.torch.distributed.base import GroupBase
 from horovod.torch.distributed.errors import told_as_torch
-from horovod.torch.distributed.memory import Target, as_moved, flat, moved_count, one_block
+from horovod.torch.distributed.memory import Target, as_moved, as_row, flat, moved_count, one_block
 from horovod.torch.tensors import collectives
 
 __all__ = ["ListCollectives"]
@@ -65,7 +65,10 @@ class ListCollectives(GroupBase):
                 f"{label}: output {self._index} has {own.numel()} elements, but this rank gives {tensor.numel()}"
             )
         target = Target(outputs, True)
-        return collectives.allgather_into(as_moved(tensor), target.memory, name, self._set, flags), target
+        if len({output.numel() for output in outputs}) == 1:
+            return collectives.allgather_into(as_row(tensor), target.memory, name, self._set, flags), target
+        rows = [moved_count(output) for output in outputs]
+        return collectives.allgather_into(as_moved(tensor), target.memory, name, self._set, flags, rows), target
 
     @told_as_torch
     def gather(self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: Any) -> Work:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from horovod.core import native
 
-__all__ = ["Target", "as_moved", "flat", "moved_count", "one_block"]
+__all__ = ["Target", "as_moved", "as_row", "flat", "moved_count", "one_block"]
 
 _KNOWN = frozenset(getattr(torch, name) for name in native.DTYPE_NAMES)
 
@@ -27,6 +27,11 @@ def as_moved(tensor: Tensor) -> Tensor:
     """Likewise, for an operation that adds nothing."""
     elements = flat(tensor)
     return elements if elements.dtype in _KNOWN else elements.view(torch.uint8)
+
+
+def as_row(tensor: Tensor) -> Tensor:
+    """Likewise, of a gather of equal parts: the ranks compare all dimensions but the first."""
+    return as_moved(tensor).unsqueeze(0)
 
 
 def moved_count(tensor: Tensor) -> int:

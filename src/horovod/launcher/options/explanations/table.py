@@ -390,11 +390,15 @@ EXPLANATIONS = (
         "aborted",
         "The job was ended on purpose",
         "AbortedError (a HorovodInternalError); UnknownError in TensorFlow",
-        ("(the stall limit is reached)", "(HOROVOD_NCCL_TIMEOUT_SECONDS"),
-        "A rank aborted the world, an operation waited longer than HOROVOD_STALL_SHUTDOWN_TIME_SECONDS, or a GPU took "
-        "longer than HOROVOD_NCCL_TIMEOUT_SECONDS. The message says who and why.",
         (
-            "For the stall limit: `horovodrun --explain stall`.",
+            "(the stall limit is reached)",
+            "which is the timeout of torch.distributed",
+            "(HOROVOD_NCCL_TIMEOUT_SECONDS",
+        ),
+        "A rank aborted the world, an operation waited longer than HOROVOD_STALL_SHUTDOWN_TIME_SECONDS or the timeout "
+        "of torch.distributed, or a GPU took longer than HOROVOD_NCCL_TIMEOUT_SECONDS. The message says who and why.",
+        (
+            "For the stall limit or the timeout: `horovodrun --explain stall`.",
             "For a GPU: `horovodrun --explain gpu-stall`.",
         ),
     ),
