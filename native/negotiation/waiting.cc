@@ -92,7 +92,7 @@ std::vector<Undecided> StallFacts::undecided(const Coordinator& coordinator, siz
     const auto known = std::ranges::find(all, id, &Undecided::id);
     if (known != all.end()) {
       waiting.ranks.insert(waiting.ranks.end(), known->arrived.begin(), known->arrived.end());
-      // What is asked for now: an unnamed call may take the turn of another operation.
+      // Its name now: an unnamed call may take the turn of another operation.
       item.name = std::move(known->name);
       item.plain_name = std::move(known->plain_name);
       item.descriptor = std::move(known->descriptor);

@@ -36,6 +36,7 @@ def run(descriptor: int) -> None:
             reply = cloudpickle.dumps(("error", _dumped(error), traceback.format_exc()))
             if isinstance(error, SystemExit | KeyboardInterrupt):
                 raise
+        sys.stdout.flush()  # the test shows it with an error
         connection.send_bytes(reply)
 
 

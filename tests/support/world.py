@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import signal
 import subprocess
@@ -41,7 +42,7 @@ from support.fork_server import ForkedProcess, ForkServer
 
 # What only a hang takes, on a busy machine too.
 START_TIMEOUT_S = 150.0
-CALL_TIMEOUT_S = 15.0
+CALL_TIMEOUT_S = 45.0
 STACKS_TIMEOUT_S = 2.0  # of a rank, which may be stopped
 MAX_RANKS = 24
 
@@ -99,6 +100,7 @@ class Call:
                 others = "".join(f"--- rank {rank}: {outcome.died or outcome.traceback}" for rank, outcome in ended)
                 stacks = world.stacks()
                 world.end()
+                world.begin_again = True
                 raise WorldError(f"ranks {late} did not answer in time\n{others}{stacks}")
             for connection in ready:
                 assert isinstance(connection, Connection)
@@ -125,7 +127,15 @@ class World:
         hosts: Sequence[Host] | None = None,
     ) -> None:
         self.size = size
+        self._begin = functools.partial(self._start_ranks, env or {}, env_of_rank, hosts or [Host("localhost", size)])
+        self._begin()
+
+    def _start_ranks(
+        self, env: Mapping[str, str], env_of_rank: Callable[[int], Mapping[str, str]] | None, hosts: Sequence[Host]
+    ) -> None:
+        size = self.size
         self.busy = False
+        self.begin_again = False  # a hang has ended the ranks, and others may use this world
         self.processes: list[ForkedProcess] = []
         self.connections: list[Connection] = []
         secret = new_secret()
@@ -141,10 +151,10 @@ class World:
             cpu_operations="gloo",
         )
         living.append(self)
-        for identity in assign_ranks(hosts or [Host("localhost", size)], size):
+        for identity in assign_ranks(hosts, size):
             rank = identity.rank
             environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-            environment.update({**meeting, **identity.environment(), **spelled(size, env or {})})
+            environment.update({**meeting, **identity.environment(), **spelled(size, env)})
             environment.update(env_of_rank(rank) if env_of_rank else {})
             ours, theirs = Pipe()
             server = ForkServer.of(environment)
@@ -164,6 +174,8 @@ class World:
         per_rank: Sequence[tuple[Any, ...]] | None = None,
         timeout_s: float = CALL_TIMEOUT_S,
     ) -> Call:
+        if self.begin_again:
+            self._begin()
         assert not self.busy, "the last call's outcomes have not been taken"
         self.busy = True
         module = sys.modules.get(getattr(function, "__module__", ""))

@@ -59,6 +59,9 @@ def main(
             return _answer(_explanation(options.explain))
         plan = _Plan(options, environment)
         ready = plan.ready()
+    except BrokenPipeError:  # of --help: argparse of older Pythons lets it out
+        discard(sys.stdout)
+        return 0
     except _ERRORS as error:
         return _refused(error, keep)
     for note in plan.without_effect():
