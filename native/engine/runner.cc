@@ -163,8 +163,8 @@ Status Runner::run(const Batch& batch, const std::vector<SubmissionPtr>& closed)
 void Runner::communicator_failed(const Status& status, const std::string& doing) {
   constexpr uint64_t kPatienceNs = 300000000;
   const uint64_t deadline = now_ns() + kPatienceNs;
-  // A cause that is known, and seconds of silence, need no other's word; the connections are closed once the cause is on
-  // its way (spread_abort), or the others would name this rank.
+  // A cause that is known, and seconds of silence, need no other's word. The connections are closed once the cause is
+  // on its way (spread_abort), or the others would name this rank.
   if (ending_.poisoned() || (data_links_ != nullptr && data_links_->met_silence())) {
     ending_.poison(status.code(), status.failed_rank(), doing + ": " + status.text());
     spread_abort();

@@ -5,7 +5,6 @@
 #include <dirent.h>
 #include <sys/resource.h>
 
-#include <array>
 #include <condition_variable>
 #include <cstring>
 
@@ -204,35 +203,6 @@ TEST(stop_is_bounded_where_another_thread_sits_in_a_collective) {
       });
     });
   }
-}
-
-// Rank 0, the root, needs no other rank. Rank 1 has no caller that waits, and its engine's thread sleeps by then: for a
-// second, if nothing wakes it.
-TEST(a_rank_that_the_batch_did_not_need_learns_of_it_at_once) {
-  in_child(30, [&] {
-    EngineSettings settings;
-    settings.cycle_time_ms = 5;  // rank 0's engine thread does not end the batch before its caller does
-    std::array<Latch, 8> ended;
-    const uint64_t start_ns = now_ns();
-    run_world(make_world(2, Wiring::kSharedMemory, settings), [&](Engine& engine, int rank) {
-      std::vector<float> values(4, static_cast<float>(rank));
-      for (Latch& round : ended) {
-        Call call(HVD_BROADCAST, "from 0");
-        call.root(0).tensor(values, HVD_FLOAT32);
-        if (rank == 0) {
-          sleep_ms(100);
-        } else {
-          call.done([](void* latch, const hvd_status*) { static_cast<Latch*>(latch)->open(); }, &round);
-        }
-        hvd_handle handle = -1;
-        EXPECT(call.submit(engine, &handle).ok());
-        if (rank == 0) EXPECT(engine.submitter().wait(handle, 20000).ok());
-        round.wait();
-        engine.submitter().release(handle);
-      }
-    });
-    expect_within(4.0, start_ns, "8 rounds of 0.1 s");
-  });
 }
 
 TEST(a_callback_that_stops_waits_or_asks_for_statistics_does_not_hang) {

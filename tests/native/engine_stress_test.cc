@@ -227,6 +227,36 @@ TEST(callbacks_that_submit_make_a_chain_that_nobody_waits_for) {
   }
 }
 
+// Rank 0, the root, needs no other rank. Rank 1 has no caller that waits, and its engine's thread sleeps by then: for a
+// second, if nothing wakes it.
+TEST(a_rank_that_the_batch_did_not_need_learns_of_it_at_once) {
+  in_child(30, [&] {
+    EngineSettings settings;
+    settings.cycle_time_ms = 5;  // rank 0's engine thread does not end the batch before its caller does
+    std::deque<std::latch> ended;
+    for (int i = 0; i < 8; ++i) ended.emplace_back(1);
+    const uint64_t start_ns = now_ns();
+    run_world(make_world(2, Wiring::kSharedMemory, settings), [&](Engine& engine, int rank) {
+      std::vector<float> values(4, static_cast<float>(rank));
+      for (std::latch& round : ended) {
+        Call call(HVD_BROADCAST, "from 0");
+        call.root(0).tensor(values, HVD_FLOAT32);
+        if (rank == 0) {
+          sleep_ms(100);
+        } else {
+          call.done([](void* latch, const hvd_status*) { static_cast<std::latch*>(latch)->count_down(); }, &round);
+        }
+        hvd_handle handle = -1;
+        EXPECT(call.submit(engine, &handle).ok());
+        if (rank == 0) EXPECT(engine.submitter().wait(handle, 20000).ok());
+        round.wait();
+        engine.submitter().release(handle);
+      }
+    });
+    EXPECT(now_ns() - start_ns < 4'000'000'000);  // 8 rounds of 0.1 s
+  });
+}
+
 TEST(starts_and_stops_leave_descriptors_and_threads_as_they_were) {
   for (const Wiring wiring : kWirings) {
     in_child(120, [&] {
