@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws records as an SVG: time by size, both axes logarithmic.
 
-They are one of `python -m horovod.bench allreduce` beside Gloo, and one of benchmarks/tensorflow_strategy.py: two dots.
+They are one of `python -m horovod.bench allreduce` beside Gloo, and for two dots each one of
+benchmarks/tensorflow_strategy.py and one of benchmarks/torch_distributed.py, whose step with FSDP2 is taken.
 
-python benchmarks/chart.py benchmarks/records/allreduce-np2-shm.json \\
-    benchmarks/records/tensorflow-strategy-np2.json docs/images/allreduce.svg
+python benchmarks/chart.py benchmarks/records/allreduce-np2-shm.json benchmarks/records/tensorflow-strategy-np2.json \\
+    benchmarks/records/torch-distributed-np2.json docs/images/allreduce.svg
 """
 
 from __future__ import annotations
@@ -22,11 +23,14 @@ STEPS = {
     "horovod": ("a TensorFlow step", "#0b6e4f"),
     "strategy": ("the step with MultiWorkerMirroredStrategy", "#7a4fa3"),
 }
+SHARDED = "fsdp-mlp"
+SHARDED_BYTES = 7_912_458 * 4
+SHARDED_STEPS = {"hvd": ("a step with FSDP2", "#0b6e4f"), "gloo": ("the step on Gloo", "#b5533c")}
 
 
 def main() -> None:
-    *sources, target = map(Path, sys.argv[1:4])
-    record, steps = (json.loads(source.read_text()) for source in sources)
+    *sources, target = map(Path, sys.argv[1:5])
+    record, steps, tools = (json.loads(source.read_text()) for source in sources)
     sizes = [row["bytes"] for row in record["rows"]]
     medians = {side: [statistics.median(row["seconds"][side]) for row in record["rows"]] for side in SIDES}
     every = [seconds for times in medians.values() for seconds in times]
@@ -57,11 +61,13 @@ def main() -> None:
         points = " ".join(f"{x(s):.1f},{y(t):.1f}" for s, t in zip(sizes, medians[side], strict=True))
         parts.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2.5"/>')
         parts.append(f'<text x="{WIDTH - RIGHT + 8}" y="{y(medians[side][-1]) + 4:.1f}" fill="{color}">{name}</text>')
-    for side, (name, color) in STEPS.items():
-        row = steps["rows"][0]
-        at_x, at_y = x(row["bytes"]), y(statistics.median(row["seconds"][side]))
-        parts.append(f'<circle cx="{at_x:.1f}" cy="{at_y:.1f}" r="4.5" fill="{color}"/>')
-        parts.append(f'<text x="{at_x - 9:.1f}" y="{at_y + 4:.1f}" text-anchor="end" fill="{color}">{name}</text>')
+    step = steps["rows"][0]
+    sharded = next(row for row in tools["rows"] if row["case"] == SHARDED)
+    for row, size, sides in (step, step["bytes"], STEPS), (sharded, SHARDED_BYTES, SHARDED_STEPS):
+        for side, (name, color) in sides.items():
+            at_x, at_y = x(size), y(statistics.median(row["seconds"][side]))
+            parts.append(f'<circle cx="{at_x:.1f}" cy="{at_y:.1f}" r="4.5" fill="{color}"/>')
+            parts.append(f'<text x="{at_x - 9:.1f}" y="{at_y + 4:.1f}" text-anchor="end" fill="{color}">{name}</text>')
     target.write_text("\n".join([*parts, "</g>", "</svg>", ""]))
 
 
