@@ -15,9 +15,9 @@
 The CNN has 8.2 million parameters and gets 4 images of 32 x 32, the MLP 7.9 million and 32 rows, the transformer 5.1
 million and 2 sequences of 64 tokens: small batches, so that a step has much to reduce. All train by SGD with momentum.
 
-The default group is of hvd, and a second group of Gloo. The sides take turns; a round's time is the median of its
-calls, the slowest rank's. Each round makes a pair of two sides; the table has their ratios. Steps before the first
-round are left out.
+The default group is on hvd, a second group on Gloo. In each round, every side makes a few calls, one side after the
+other. A side's time in a round is the median of its calls on the slowest rank. The table has the ratios of two sides'
+times in the same round. Five calls of each side before the first round are not timed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Ratio(NamedTuple):
     over: str
     under: str
     goal: float
-    at_least: bool  # for the lower quartile; else the median is at most the goal
+    at_least: bool  # True: the lower quartile must reach the goal; False: the median must not exceed it
 
 
 class Transformer(nn.Module):

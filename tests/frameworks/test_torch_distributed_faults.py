@@ -20,7 +20,7 @@ from support.world import Outcome, World, WorldPool
 
 torch = pytest.importorskip("torch", reason="not run: torch is not installed")
 
-ENV = {"HOROVOD_TRANSPORT": "shm", "HOROVOD_FROZEN_TIMEOUT_SECONDS": "0.5"}
+ENV = {"HOROVOD_TRANSPORT": "shm", "HOROVOD_FROZEN_TIMEOUT_SECONDS": "2"}
 ENDED_WITHIN_S = 3.0 + SLACK_S
 # By tool, the operation that a step begins with.
 FIRST = {"calls": "allreduce", "ddp": "allreduce", "fsdp": "allgather", "zero": "broadcast"}
@@ -104,9 +104,12 @@ def test_a_rank_that_is_killed_or_stopped_is_named(tool: str, number: int) -> No
         assert time.monotonic() - began < ENDED_WITHIN_S
         world.kill(1)
         first, lost, second = call.outcomes()
-    what = "died without leaving the job" if number == signal.SIGKILL else "was stopped by a signal and has not run for"
+    # "has ended": its threads have not all gone, on a busy machine.
+    ended = "(died|has ended) without leaving the job"
+    what = ended if number == signal.SIGKILL else "was stopped by a signal and has not run for"
     for survivor in (first, second):
-        assert re.search(rf"unnamed {FIRST[tool]}( failed)?: rank 1 \(process \d+\) {what}", text_of(survivor, tool))
+        text = text_of(survivor, tool)
+        assert re.search(rf"unnamed {FIRST[tool]}( failed)?: rank 1 \(process \d+\) {what}", text), text[:1000]
     assert lost.died == "killed by SIGKILL"
 
 
@@ -124,9 +127,10 @@ def test_the_ranks_that_a_timeout_waits_for_are_named(worlds: WorldPool, tool: s
 
     for outcome in worlds(2, ENV).run_each(train, tool, fault):
         pattern = (
-            rf"unnamed {FIRST[tool]}( failed)?: rank 0 has waited 0.2 s for {FIRST[tool]} in the process group '0' of "
+            rf"unnamed {FIRST[tool]}( failed)?: rank 0 has waited 0.2 s, the timeout of torch.distributed, for "
+            rf"{FIRST[tool]} in the process group '0' of "
         )
-        pattern += r"ranks \[0, 1\], which is the timeout of torch.distributed: missing rank 1, which did not call it\n"
+        pattern += r"ranks \[0, 1\]: missing rank 1, which did not call it\n"
         assert re.search(pattern, str(outcome.error)), outcome
 
 
@@ -204,4 +208,4 @@ def test_parts_that_are_not_as_a_list_says_are_an_error(worlds: WorldPool) -> No
 
     first, second, third = worlds(3, ENV).run_each(run)
     assert first.ok and second.ok
-    assert "the ranks have sent [1, 2, 3] rows, but there is room for [2, 1, 3]" in str(third.error), third
+    assert "expected [2, 1, 3] elements, got [1, 2, 3]" in str(third.error), third

@@ -54,7 +54,11 @@ class AskedSets:
         failed = self._failed if ended else None
         raise HorovodInternalError(
             f"rank {self._context.rank}: the process set of ranks {list(ranks)} could not be added: "
-            + (str(failed) if failed is not None else f"not all ranks were ready for it in {timeout_s:g} s")
+            + (
+                str(failed)
+                if failed is not None
+                else f"not all ranks were ready for it in {timeout_s:g} s\nhint: one of them has ended, or is late"
+            )
         )
 
     @property

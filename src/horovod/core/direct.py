@@ -182,10 +182,8 @@ class DirectCollectives(Collectives[T]):
 
         def collect(operation: Operation) -> T:
             if output_rows is not None and (received := rows_given(operation, len(output_rows))) != list(output_rows):
-                hint = "\nhint: each rank's input splits are the output splits of the others" if splits else ""
-                raise InvalidRequestError(
-                    f"{label}: the ranks have sent {received} rows, but there is room for {list(output_rows)}{hint}"
-                )
+                hint = "\nhint: what rank a sends to rank b must be what rank b expects of rank a" if splits else ""
+                raise InvalidRequestError(f"{label}: expected {list(output_rows)} elements, got {received}{hint}")
             if on_gpu:
                 take_result(operation, adapter.address(target), math.prod(target.shape))
             if target is not output:

@@ -160,7 +160,8 @@ class Settings(GpuSettings, EndSettings, ElasticSettings, TrainingSettings):
         kinds.number(0),
         3.0,
         "Seconds of silence after which the other ranks of a host treat a process as frozen; ten times as long if it "
-        "only waits for a core. 0: never, and then ranks of other hosts wait for it, too, while its host answers.",
+        "only waits for a core. Give 1 or more: a sign of life comes every half second. 0: never, and then ranks of "
+        "other hosts wait for it, too, while its host answers.",
     )
     lost_timeout_s: float = setting(
         "HOROVOD_LOST_TIMEOUT_SECONDS",

@@ -116,11 +116,11 @@ class GroupBase(dist.ProcessGroup):
     def _too_late(self, label: str, seconds: float, missing: str) -> str:
         known = f": missing {missing}, which did not call it" if missing else ""
         return (
-            f"rank {self._world_rank} has waited {seconds:g} s for {label} in the process group {self._name!r} of "
-            f"ranks {self._ranks}, which is the timeout of torch.distributed{known}\n"
-            "hint: a rank has not called it, or is late; with "
-            f"HOROVOD_STALL_CHECK_TIME_SECONDS={max(1, min(10, int(seconds / 3)))} a report says before where it is. "
-            "init_process_group(timeout=...) sets the timeout"
+            f"rank {self._world_rank} has waited {seconds:g} s, the timeout of torch.distributed, for {label} in the "
+            f"process group {self._name!r} of ranks {self._ranks}{known}\n"
+            "hint: a rank has not called it, or is late. "
+            f"HOROVOD_STALL_CHECK_TIME_SECONDS={max(1, min(10, int(seconds / 3)))} makes a report show where that rank "
+            "is. To wait longer, give init_process_group or new_group a timeout"
         )
 
     def shutdown(self) -> None:

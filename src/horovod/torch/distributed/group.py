@@ -180,7 +180,10 @@ class HorovodProcessGroup(ListCollectives, PeerOperations):
         rows = tensor.shape[0] if tensor.dim() else 1
         if not splits:
             if rows % self.size():
-                raise ValueError(f"all_to_all_single: {rows} {what} rows cannot be dealt to {self.size()} ranks evenly")
+                raise ValueError(
+                    f"all_to_all_single: expected a multiple of {self.size()} {what} rows, got {rows}\n"
+                    f"hint: give {what}_split_sizes"
+                )
             splits = [rows // self.size()] * self.size()
         if len(splits) != self.size() or sum(splits) != rows:
             raise ValueError(

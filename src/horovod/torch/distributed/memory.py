@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensors as the flat memory that operations read and write.
 
-Operations that add nothing move any dtype: what the core does not know travels as bytes.
+Operations that do not reduce move any dtype: one that the core does not know travels as bytes.
 """
 
 from __future__ import annotations

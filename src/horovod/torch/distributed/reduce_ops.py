@@ -61,4 +61,4 @@ class Reductions:
             return self._how(Sum, factor.item() if isinstance(factor, Tensor) else factor)
         dtype = str(tensor.dtype).removeprefix("torch.")
         text = f"the backend hvd has no ReduceOp.{name} of {dtype} tensors"
-        raise NotImplementedError(f"{text}\nhint: cast them to an integer")
+        raise NotImplementedError(f"{text}\nhint: cast them to a floating-point type")

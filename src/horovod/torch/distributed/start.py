@@ -65,13 +65,14 @@ def _subgroup(options: Any, ranks: list[int]) -> HorovodProcessGroup:
     """Only the members are asked for it."""
     if ranks != sorted(ranks):
         raise NotImplementedError(
-            f"new_group(ranks={ranks}, sort_ranks=False): the backend hvd numbers the ranks of a group in their order "
-            "in the world\nhint: leave sort_ranks out"
+            f"new_group(ranks={ranks}, sort_ranks=False): the backend hvd numbers the ranks of a group in ascending "
+            "order\nhint: leave sort_ranks out"
         )
     if not contexts.is_initialized() or dist.get_backend() != "hvd":
         raise StartError(
-            "new_group(backend='hvd'): the default process group has another backend, so that not all ranks run "
-            "Horovod\nhint: init_process_group('hvd'), and new_group(backend=...) for the groups of the other backend",
+            "new_group(backend='hvd') needs a default process group of the backend hvd, got "
+            f"{dist.get_backend()}\n"
+            "hint: call init_process_group('hvd') first, and new_group(backend=...) for groups of the other backend",
             "start-settings",
         )
     context = contexts.current()

@@ -392,7 +392,7 @@ EXPLANATIONS = (
         "AbortedError (a HorovodInternalError); UnknownError in TensorFlow",
         (
             "(the stall limit is reached)",
-            "which is the timeout of torch.distributed",
+            "the timeout of torch.distributed",
             "(HOROVOD_NCCL_TIMEOUT_SECONDS",
         ),
         "A rank aborted the world, an operation waited longer than HOROVOD_STALL_SHUTDOWN_TIME_SECONDS or the timeout "
@@ -407,7 +407,8 @@ EXPLANATIONS = (
         "An operation outlived the shutdown of this rank",
         "NotRunningError (a HorovodInternalError); UnknownError in TensorFlow",
         ("this rank has shut down",),
-        "hvd.shutdown() was called while the operation was in flight, or an old handle was used after it.",
+        "hvd.shutdown() or dist.destroy_process_group() was called while the operation was in flight, or an old handle "
+        "or process group was used after it.",
         ("Wait for all operations before hvd.shutdown(). At the end of a script no call of it is needed.",),
     ),
     Explanation(
