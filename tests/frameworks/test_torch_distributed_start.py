@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from support.examples import EXAMPLES, mnist_folder
 from support.jobs import run_job
+from support.started import mpi
 from support.world import World
 
 torch = pytest.importorskip("torch", reason="not run: torch is not installed")
@@ -45,6 +46,16 @@ def test_torchrun_starts_it(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", str(tmp_path / "script.py")]
     # A home of its own: the ranks find each other by torch's store, not by a file there.
     environment = {**os.environ, "HOME": "/proc/none", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stdout.count("size 2 sum 2 place") == 2, done
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["openmpi", "mpich"])
+def test_mpirun_starts_it(name: str) -> None:
+    mpirun, _ = mpi(name)
+    words = [*mpirun, "-np", "2", sys.executable, "-c", SCRIPT]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and done.stdout.count("size 2 sum 2 place") == 2, done
 
