@@ -11,6 +11,8 @@ there are GPUs, up to four; each runs `ranks.py WHAT`. Rank 0 writes the result.
     training    steps of a model with DistributedOptimizer and with DistributedDataParallel, in turns
     elastic     a worker of an elastic job is lost, and another one takes its place (elastic.py)
     jax, keras, tensorflow  operations in functions that these compile for CUDA, with their values (frameworks.py)
+    torch-distributed       operations, DDP and FSDP2 on the backend "hvd", with their values (torch_distributed.py)
+    torch-ddp               steps of a model in DDP on "hvd" and on PyTorch's NCCL, in turns
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import frameworks
+import torch_distributed
 
 STAND_IN = bool(os.environ.get("HVD_CHECK_STAND_IN"))
 LOST_LIMIT_S = 0.5 + 3.0 + 2.0  # noticed, ended, and time for this script itself
@@ -360,8 +363,9 @@ def start(what: str) -> int:
 def main(what: str, *more: str) -> int:
     if what == "start":
         return start(*more)
-    if what in frameworks.STEPS:
-        result = frameworks.STEPS[what](STAND_IN)
+    that_start_themselves = {**frameworks.STEPS, **torch_distributed.STEPS}
+    if what in that_start_themselves:
+        result = that_start_themselves[what](STAND_IN)
         if int(os.environ["HOROVOD_RANK"]) == 0:
             tell(result)
         return 0
