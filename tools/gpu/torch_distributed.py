@@ -18,10 +18,12 @@ def started(on_cpu: bool) -> tuple[Any, str]:
     import torch.distributed as dist
 
     import horovod.torch as hvd
+    from horovod_torch_backend import register
 
     hvd.init()
     if not on_cpu:
         torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
+    register()  # PyTorch does so by itself if Horovod is installed, not only unpacked
     dist.init_process_group("hvd")
     return hvd, "cpu" if on_cpu else "cuda"
 
