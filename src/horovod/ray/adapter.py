@@ -59,7 +59,7 @@ class Adapter(ABC):
 
 @dataclasses.dataclass
 class BaseParams:
-    """What a rank needs of the cluster. Raises ValueError."""
+    """The resources of a rank. Raises ValueError."""
 
     cpus_per_worker: int = 1
     use_gpu: bool = False

@@ -25,7 +25,7 @@ __all__ = ["Coordinator", "Orders"]
 
 @dataclasses.dataclass(frozen=True)
 class Orders:
-    """What makes a process a rank: environment variables, and the job's secret, which is never one of them."""
+    """Makes a process a rank: environment variables, and the job's secret, which is never one of them."""
 
     environment: dict[str, str]
     secret: bytes = dataclasses.field(repr=False)

@@ -88,7 +88,7 @@ class BaseStrategy:
         return list(first.values())
 
     def resources_per_worker(self) -> dict[str, float]:
-        """What each actor has of its bundle."""
+        """The share of its bundle that each actor has."""
         return resources_of(self.cpus_per_worker, self.gpus_per_worker)
 
     def shutdown(self) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
+import ray.train
 from ray.train import BackendConfig
 from ray.train.backend import Backend
 
@@ -22,9 +23,10 @@ from horovod.ray import place
 from horovod.ray.coordinator import Coordinator
 from horovod.ray.watch import GRACE_S
 
-try:  # the releases in which Ray Train's second version is the only one that trains
+# Ray Train has two versions. The second one has this name, if it is on.
+if hasattr(ray.train, "UserCallback"):
     from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
-except ImportError:
+else:
     from ray.train.data_parallel_trainer import DataParallelTrainer
 
 __all__ = ["HorovodConfig", "HorovodTrainer"]

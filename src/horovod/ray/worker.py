@@ -25,7 +25,7 @@ _LOOK_S = 0.02
 
 
 class BaseHorovodWorker:
-    """What a rank's actor offers. `executable`: the object of start_executable, which lives from call to call."""
+    """The methods of a rank's actor. `executable`: the object of start_executable, which lives from call to call."""
 
     executable: Any = None
 
