@@ -56,7 +56,7 @@ OF_TESTS := $(if $(filter 1,$(THOROUGH)),$(MPIS),$(DAILY_MPIS))
 
 LINTS := lint-python lint-duplicates lint-words lint-native lint-kernels
 # Those that take longest first: they wait a lot, and run beside those that compute.
-TESTS := test-processes test-cluster test-tensorflow test-frameworks test-elastic test-core test-native
+TESTS := test-processes test-cluster test-schedulers test-tensorflow test-frameworks test-elastic test-core test-native
 # Of `make check-all` alone.
 LATER := lint-clang test-mxnet test-fuzz test-oldest test-jax-oldest
 
@@ -80,12 +80,12 @@ build/demo/digits: ready
 test: $(TESTS)
 ifneq ($(filter test,$(MAKECMDGOALS)),)
 # All are ready at one moment then, and start in the order of TESTS.
-test-tensorflow test-frameworks test-elastic test-core: | install-mpi
+test-schedulers test-tensorflow test-frameworks test-elastic test-core: | install-mpi
 endif
 
 PYTEST = .venv/bin/python -m pytest -q -o cache_dir=build/pytest/$@
 
-# All folders but those of the next six. Each of the seven starts its own worlds.
+# All folders but those of the next seven. Each of the eight starts its own worlds.
 test-core: install
 	@$(STEP) --show "python tests" $(PYTEST) tests $(addprefix --ignore tests/,frameworks processes cluster schedulers)
 

@@ -4,10 +4,10 @@
 Imports nothing of ours but kinds.py, which says what a row is and how its value is read, and parts of the table:
 elastic.py, ending.py, gpus.py and training.py.
 
-This is the only file that reads the process' environment, or writes it: changed_environment does, for
-horovod.common.util.env, which scripts call. Nothing else in this project does. The native core gets its part as strings
-(`native_settings`) and reads no environment itself. A row is here only if something reads it today, or to say that it
-has no effect.
+This is the only file that reads the process' environment, or writes it: change_environment does, for
+horovod.common.util.env, which scripts call, and for ranks that Ray starts. Nothing else in this project does. The
+native core gets its part as strings (`native_settings`) and reads no environment itself. A row is here only if
+something reads it today, or to say that it has no effect.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ __all__ = [
     "Row",
     "SettingError",
     "Settings",
+    "change_environment",
     "changed_environment",
     "current_environment",
     "environment_of",
@@ -378,13 +379,14 @@ def changed_environment(**kwargs: str | None) -> Iterator[None]:
     """A block in which these environment variables are set, or not set if None is given: horovod.common.util.env."""
     before = {name: os.environ.get(name) for name in kwargs}
     try:
-        _change_environment(kwargs)
+        change_environment(kwargs)
         yield
     finally:
-        _change_environment(before)
+        change_environment(before)
 
 
-def _change_environment(values: Mapping[str, str | None]) -> None:
+def change_environment(values: Mapping[str, str | None]) -> None:
+    """Sets these environment variables of this process, or removes those that are None."""
     for name, value in values.items():
         if value is None:
             os.environ.pop(name, None)
