@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -118,3 +119,36 @@ def test_ssh(cluster: MakeCluster, tmp_path: Path, guide: str, name: str, port: 
     out, _ = run(made, tmp_path, ["sh", "-c", command], {})
     size = int(re.search(r"-np (\d+)", command)[1])  # type: ignore[index]
     assert out == ranks(size, size // 3)
+
+
+def cluster_file(name: str) -> Any:
+    return yaml.safe_load((ROOT / "examples" / "clusters" / name).read_text(encoding="utf-8"))
+
+
+def test_kubeflow_trainer(cluster: MakeCluster, tmp_path: Path) -> None:
+    trainer = cluster_file("kubeflow-trainjob.yaml")["spec"]["trainer"]
+    assert cluster_file("kubeflow-runtime.yaml")["spec"]["mlPolicy"]["mpi"]["runLauncherAsNode"]
+    made = cluster(trainer["numNodes"])  # the launcher's pod is the first one
+    names = [host.name for host in made.hosts for _ in range(trainer["numProcPerNode"])]
+    command = ["/usr/bin/env", *trainer["command"]]
+    out, _ = run(made, tmp_path, command, kubernetes(tmp_path, names, old=False))
+    assert out == ranks(len(names), trainer["numProcPerNode"])
+
+
+@pytest.mark.parametrize(
+    ("file", "system", "node_ips"),
+    [("skypilot.yaml", "SKYPILOT", "NODE_IPS"), ("train.dstack.yml", "DSTACK", "NODES_IPS")],
+    ids=["skypilot", "dstack"],
+)
+def test_scripts_that_run_on_each_node(
+    cluster: MakeCluster, tmp_path: Path, file: str, system: str, node_ips: str
+) -> None:
+    job = cluster_file(file)
+    script = job["run"] if "run" in job else job["commands"][-1]
+    made = cluster(job.get("num_nodes") or job["nodes"])
+    share = "NUM_GPUS_PER_NODE" if system == "SKYPILOT" else "GPUS_PER_NODE"
+    told = {node_ips: "\n".join(host.address for host in made.hosts), "NODE_RANK": "0", share: "2"}
+    told.update({"NUM_NODES": str(len(made.hosts)), "GPUS_NUM": str(2 * len(made.hosts))})
+    environment = {f"{system}_{name}": value for name, value in told.items()}
+    out, _ = run(made, tmp_path, submitted(tmp_path, script), environment)
+    assert out == ranks(2 * len(made.hosts), 2)
