@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -288,6 +290,83 @@ def test_the_ranks_end_with_their_driver(cluster: str, leaves_nothing: None) -> 
     while Path(f"/proc/{rank}").exists() and time.monotonic() < until:
         time.sleep(0.02)
     assert not Path(f"/proc/{rank}").exists()
+
+
+@pytest.mark.thorough
+def test_two_nodes_of_which_one_is_lost(cluster: str) -> None:
+    """In a process of its own, whose cluster is of two nodes."""
+    code = """if True:
+        import time
+        from ray.cluster_utils import Cluster
+        from horovod.ray import RayExecutor
+        def place():
+            import horovod.core as hvd
+            hvd.init()
+            return hvd.rank(), hvd.local_size(), hvd.cross_rank()
+        def waits():
+            import horovod.core as hvd
+            import numpy as np
+            hvd.init()
+            if hvd.rank() == 3:
+                time.sleep(600)
+            hvd.allreduce(np.ones(4))
+        sizes = {"num_cpus": 2, "object_store_memory": 100_000_000, "include_dashboard": False}
+        cluster = Cluster(initialize_head=True, head_node_args=sizes, connect=True)
+        sizes.pop("include_dashboard")
+        second = cluster.add_node(**sizes)
+        executor = RayExecutor(RayExecutor.create_settings(timeout_s=120), num_hosts=2, num_workers_per_host=2)
+        executor.start()
+        print(executor.run(place))
+        refs = executor.run_remote(waits)
+        time.sleep(2)
+        cluster.remove_node(second)
+        try:
+            executor.run(place)
+        except Exception as error:
+            print(type(error).__name__, error)
+        executor.shutdown()
+        cluster.shutdown()
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
+    assert "[(0, 2, 0), (1, 2, 0), (2, 2, 1), (3, 2, 1)]" in done.stdout, done
+    assert re.search(r"(?:RankLostError|RuntimeError) .*rank [23] \(node .*\) was lost: ", done.stdout), done
+
+
+@pytest.mark.thorough
+def test_a_client_outside_of_the_cluster(cluster: str, leaves_nothing: None) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    serve = ["-m", "ray.util.client.server", "--host=127.0.0.1", f"--port={port}", f"--address={cluster}"]
+    code = f"""if True:
+        import os, ray
+        import horovod.core as hvd
+        import numpy as np
+        ray.init("ray://127.0.0.1:{port}")
+        from horovod.ray import RayExecutor
+        executor = RayExecutor(RayExecutor.create_settings(timeout_s=120), num_workers=2)
+        executor.start()
+        def total():
+            import horovod.core as hvd
+            import numpy as np
+            hvd.init()
+            return float(hvd.allreduce(np.full(2, hvd.rank() + 1.0), op=hvd.Sum)[0])
+        def fails():
+            raise KeyError("a bad key")
+        print(executor.run(total), ray.get(executor.run_remote(total)))
+        try:
+            executor.run(fails)
+        except KeyError as error:
+            print(error, "was lost" in str(error.__cause__))
+        executor.shutdown()
+    """
+    with subprocess.Popen([sys.executable, *serve]) as server:
+        try:
+            client = [sys.executable, "-c", code]
+            done = subprocess.run(client, capture_output=True, text=True, timeout=120)
+        finally:
+            server.terminate()
+    assert done.stdout.splitlines()[-2:] == ["[3.0, 3.0] [3.0, 3.0]", "'a bad key' False"], done
 
 
 @pytest.mark.parametrize(

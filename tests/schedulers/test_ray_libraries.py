@@ -98,7 +98,7 @@ def expected(rank: int, size: int) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(params=[2, later(3)])
+@pytest.fixture(params=[later(2), later(3)])
 def actors(cluster: str, leaves_nothing: None, request: pytest.FixtureRequest) -> Iterator[list[Any]]:
     actors = [Actor.remote() for _ in range(request.param)]
     yield actors
