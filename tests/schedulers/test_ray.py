@@ -26,7 +26,7 @@ ray = pytest.importorskip("ray", reason="not run: ray is not installed")
 
 import horovod.core as hvd  # noqa: E402
 from horovod.core.exceptions import AbortedError, RankLostError  # noqa: E402
-from horovod.ray import RayExecutor, ray_logger  # noqa: E402
+from horovod.ray import HorovodConfig, RayExecutor, ray_logger  # noqa: E402
 from horovod.ray.utils import detect_nics, map_blocking, nics_to_env_var, visible_devices  # noqa: E402
 
 SETTINGS = RayExecutor.create_settings(timeout_s=120)
@@ -379,7 +379,6 @@ def test_a_client_outside_of_the_cluster(cluster: str, leaves_nothing: None) -> 
         ({"num_workers": 1, "use_gpu": True, "gpus_per_worker": 0}, ValueError, "expected 1 or more"),
         ({"max_workers": 2}, ValueError, "max_workers=2 needs min_workers"),
         ({"min_workers": 2, "num_workers": 2}, ValueError, "min_workers=2 and num_workers=2"),
-        ({"min_workers": 2}, NotImplementedError, "elastic jobs are not in this version\nhint: use num_workers"),
     ],
 )
 def test_arguments_that_do_not_fit(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
@@ -409,6 +408,28 @@ def test_the_key_of_ssh_is_written_for_its_owner_alone(tmp_path: Path) -> None:
 )
 def test_visible_devices(nodes: list[str], devices: list[list[str]], expected: list[str]) -> None:
     assert visible_devices(nodes, devices) == expected
+
+
+class Group:
+    """The ranks of an executor as Ray Train's group of workers."""
+
+    def __init__(self, executor: RayExecutor) -> None:
+        self.execute, self.execute_async = executor.run, executor.run_remote
+        self._workers = executor._adapter.strategy.workers
+
+    def execute_single_async(self, rank: int, function: Callable[..., Any], *args: Any) -> Any:
+        return self._workers[rank].call.remote("execute_function", (function, args, {}))
+
+
+def test_the_backend_for_ray_train_makes_ranks_and_lets_them_leave(own: RayExecutor) -> None:
+    """With Ray Train itself: test_ray_libraries.py, in full."""
+    group, config = Group(own), HorovodConfig(timeout_s=60)
+    backend = config.backend_cls()
+    for _ in range(2):  # it starts the workers again after a failure
+        backend.on_start(group, config)
+        assert own.run(place) == [(0, 2, 0, 1), (1, 2, 1, 1)]
+        backend.on_shutdown(group, config)
+        assert own.run(hvd.is_initialized) == [False, False]
 
 
 def test_helpers(ranks: RayExecutor) -> None:
