@@ -20,7 +20,8 @@ RAY = {
     "RAY_TRAIN_METRICS_ENABLED": "0",
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
     "OMP_NUM_THREADS": "1",
-    "PYTHONPATH": str(Path(__file__).resolve().parents[1]),  # actors load functions of test files by name
+    # Actors load functions of test files by name.
+    "PYTHONPATH": os.pathsep.join([str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]),
 }
 
 

@@ -228,7 +228,7 @@ class StaticAdapter(Adapter):
             raise RuntimeError("RayExecutor: it is not started\nhint: call start() first")
         return self._crew
 
-    def _call(self, method: str, caller: str, *values: Any, ranks: int | None = None) -> list[Any]:
+    def _call(self, method: str, caller: str, *values: Any, ranks: int | None = None, queue: Any = None) -> list[Any]:
         """ObjectRefs of this call of RankWorker in the actors of all ranks, or the first ones."""
         crew = self._started()
         if crew.lost:
@@ -238,18 +238,13 @@ class StaticAdapter(Adapter):
         if crew.has_failed:
             self._form_world(self._answers(crew.workers))
         given = packed(f"RayExecutor.{caller}", values)
-        return [worker.call.remote(method, given) for worker in crew.workers[:ranks]]
+        return [worker.call.remote(method, given, queue) for worker in crew.workers[:ranks]]
 
     def _results(self, caller: str, callbacks: list[Callable[..., Any]] | None, *values: Any) -> list[Any]:
         crew = self._started()
         method = "execute" if caller == "execute" else "execute_function"
         with logged_to(callbacks) as (queue, look):
-            if queue is None:
-                return crew.wait(self._call(method, caller, *values))
-            self._ask("set_queue", lambda rank: (queue,))
-            results = crew.wait(self._call(method, caller, *values), look)
-            self._ask("set_queue", lambda rank: (None,))
-            return results
+            return crew.wait(self._call(method, caller, *values, queue=queue), look if callbacks else None)
 
 
 def _has_client() -> bool:

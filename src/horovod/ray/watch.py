@@ -58,7 +58,6 @@ class Crew:
         self.coordinator: Coordinator | None = None
         self.has_failed = False  # so that its world has ended
         self.lost: dict[int, str] = {}  # why, by rank
-        self._lock = threading.Lock()
 
     def wait(self, refs: Sequence[Any], look: Callable[[], None] | None = None) -> list[Any]:
         """The values of these ObjectRefs, one of each rank.
@@ -121,7 +120,7 @@ class Crew:
 
     def _end(self, pending: dict[Any, int], why: str, failed_rank: int = -1) -> list[tuple[Any, int]]:
         """Ends the work of these ranks; what they have returned, in order of time."""
-        with self._lock:
+        if pending or self.lost:  # else all others have returned well
             self.has_failed = True
         if self.coordinator is not None and failed_rank >= 0:
             self.coordinator.gone(failed_rank, why)

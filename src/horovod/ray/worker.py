@@ -93,9 +93,13 @@ class RankWorker(BaseHorovodWorker):
     def leave(self) -> None:
         place.leave()
 
-    def call(self, method: str, args: tuple[Any, ...]) -> Any:
-        """Calls a method of this object. What it raises can be pickled, and does not end the actor."""
+    def call(self, method: str, args: tuple[Any, ...], queue: Any = None) -> Any:
+        """Calls a method of this object. What it raises can be pickled, and does not end the actor.
+
+        queue: of ray_logger.
+        """
         self._busy = True
+        self.set_queue(queue)
         try:
             return getattr(self, method)(*args)
         except Stopped:
@@ -131,9 +135,8 @@ class RankWorker(BaseHorovodWorker):
             own = [str(one) for one in ray.get_gpu_ids()]
             self.update_env_vars({"CUDA_VISIBLE_DEVICES": arranged_devices(own, *devices)})
         place.take_orders(orders)
-        self.set_queue(queue)
         self.start_executable(*executable)
-        return self.call(method, args)
+        return self.call(method, args, queue)
 
     @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
     def abort(self, text: str, grace_s: float) -> None:
