@@ -20,7 +20,8 @@ RAY = {
     "RAY_TRAIN_METRICS_ENABLED": "0",
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
     "OMP_NUM_THREADS": "1",
-    "PYTHONPATH": str(Path(__file__).resolve().parents[1]),  # actors load functions of test files by name
+    # Actors load functions of test files by name.
+    "PYTHONPATH": os.pathsep.join([str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]),
 }
 
 
@@ -40,7 +41,7 @@ def ray_processes() -> dict[int, str]:
             pid = parents.get(pid, 0)
         return pid == os.getpid()
 
-    # Ray's own. Those of Ray Data and Ray Train stay; without a dashboard the cleaner does not learn that a run is over.
+    # Ray's own. Those of Ray Data and Train stay; without a dashboard the cleaner does not learn that a run is over.
     own = "IDLE DashboardAgent RuntimeEnvAgent _StatsActor _AutoscalingCoordinatorActor PlacementGroupCleaner"
     of_ray = tuple(f"ray::{name}" for name in own.split())
     named = {pid: title for pid, title in titles.items() if title.startswith("ray::") and is_ours(pid)}

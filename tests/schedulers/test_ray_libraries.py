@@ -98,7 +98,7 @@ def expected(rank: int, size: int) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(params=[2, later(3)])
+@pytest.fixture(params=[later(2), later(3)])
 def actors(cluster: str, leaves_nothing: None, request: pytest.FixtureRequest) -> Iterator[list[Any]]:
     actors = [Actor.remote() for _ in range(request.param)]
     yield actors
@@ -162,7 +162,8 @@ def train(config: dict[str, Any]) -> None:
             ray.train.report({"step": step, "begin": begin, "total": total, "size": hvd.size()}, checkpoint=kept)
 
 
-@pytest.mark.parametrize("fails_at", [None, later(2)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("fails_at", [None, 2])
 def test_ray_train_with_a_checkpoint_and_a_retry(
     cluster: str, leaves_nothing: None, tmp_path: Path, fails_at: int | None
 ) -> None:

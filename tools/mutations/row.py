@@ -27,7 +27,8 @@ class Test:
     @property
     def environment(self) -> str:
         """The virtual environment that pytest runs in; empty for this interpreter's."""
-        return ".venv-mxnet" if any("test_mxnet_" in argument for argument in self.arguments) else ""
+        of = {"test_mxnet_": ".venv-mxnet", "tests/schedulers": ".venv-schedulers"}
+        return next((of[part] for part in of if any(part in argument for argument in self.arguments)), "")
 
     def __str__(self) -> str:
         return shlex.join(self.arguments)

@@ -105,5 +105,6 @@ def tests_wide(file: str) -> list[Test]:
     tests = [Test((*core, *QUICK))] if core else []
     if affected["NATIVE"] in named:
         tests = [*(Test((test.stem,)) for test in sorted(NATIVE_TESTS.glob("*_test.cc"))), *tests]
-    mxnet = [test for test in others if "test_mxnet_" in test]
-    return tests + [Test(tuple(part)) for part in (mxnet, [one for one in others if one not in mxnet]) if part]
+    apart = [[test for test in others if part in test] for part in ("test_mxnet_", "tests/schedulers")]
+    rest = [test for test in others if not any(test in part for part in apart)]
+    return tests + [Test(tuple(part)) for part in (*apart, rest) if part]

@@ -2,8 +2,8 @@
 """Horovod on Ray: actors are the ranks (docs/ray.md). Nothing else of ours imports this package, or Ray.
 
 runner.py has RayExecutor, strategy.py its placement groups, worker.py a rank's actor, coordinator.py where the ranks
-meet, watch.py the wait for them and how it ends; train_backend.py is for Ray Train, collective.py for
-ray.util.collective.
+meet, watch.py the wait for them and how it ends; elastic_run.py runs elastic jobs. train_backend.py is for Ray Train,
+collective.py for ray.util.collective.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ try:
 except ImportError as error:
     raise ImportError("horovod.ray needs Ray\nhint: pip install 'ray[train]'", name="ray") from error
 
+from horovod.ray.elastic import ElasticRayExecutor
 from horovod.ray.runner import RayExecutor
 from horovod.ray.worker import BaseHorovodWorker
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BaseHorovodWorker",
+    "ElasticRayExecutor",
     "HorovodConfig",
     "HorovodTrainer",
     "RayExecutor",

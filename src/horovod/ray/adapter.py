@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface between RayExecutor and the way in which a job runs: of fixed size (runner.py)."""
+"""The interface between RayExecutor and a job: of fixed size (runner.py), or elastic (elastic_v2.py)."""
 
 from __future__ import annotations
 

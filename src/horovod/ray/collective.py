@@ -93,7 +93,7 @@ class _Meeting:
 
 
 def _world() -> tuple[str | None, int]:
-    """What tells this process' world apart from others, or None, and its rank there."""
+    """The name of this process' world, which no other world has, or None; and its rank there."""
     if not contexts.is_initialized():
         return None, 0
     world = contexts.current().world

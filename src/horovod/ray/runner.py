@@ -19,14 +19,13 @@ from typing import Any
 
 import ray
 from ray.util.placement_group import get_current_placement_group
-from ray.util.queue import Queue
 
 from horovod.core import tracebacks
-from horovod.launcher.function.unpicklable import culprit
 from horovod.ray.adapter import Adapter, BaseParams
 from horovod.ray.coordinator import Coordinator
+from horovod.ray.elastic_v2 import ElasticParams
 from horovod.ray.strategy import BaseStrategy, ColocatedStrategy, PGStrategy
-from horovod.ray.utils import setting_of, visible_devices
+from horovod.ray.utils import logged_to, packed, setting_of, visible_devices
 from horovod.ray.watch import GRACE_S, Crew
 
 __all__ = ["Coordinator", "MiniSettings", "RayExecutor", "StaticAdapter", "StaticParams"]
@@ -229,7 +228,7 @@ class StaticAdapter(Adapter):
             raise RuntimeError("RayExecutor: it is not started\nhint: call start() first")
         return self._crew
 
-    def _call(self, method: str, caller: str, *values: Any, ranks: int | None = None) -> list[Any]:
+    def _call(self, method: str, caller: str, *values: Any, ranks: int | None = None, queue: Any = None) -> list[Any]:
         """ObjectRefs of this call of RankWorker in the actors of all ranks, or the first ones."""
         crew = self._started()
         if crew.lost:
@@ -238,38 +237,14 @@ class StaticAdapter(Adapter):
             )
         if crew.has_failed:
             self._form_world(self._answers(crew.workers))
-        try:
-            given = ray.put(values)
-        except Exception as error:  # pickling runs the object's own code
-            parts = dict(zip(("the function", "args", "kwargs"), values, strict=False))
-            found = culprit(parts, ray.cloudpickle.dumps)
-            raise TypeError(
-                f"RayExecutor.{caller}: the call cannot be pickled{f' (in {found})' if found else ''}: "
-                f"{error.__cause__ or error}"
-            ) from error
-        return [worker.call.remote(method, given) for worker in crew.workers[:ranks]]
+        given = packed(f"RayExecutor.{caller}", values)
+        return [worker.call.remote(method, given, queue) for worker in crew.workers[:ranks]]
 
     def _results(self, caller: str, callbacks: list[Callable[..., Any]] | None, *values: Any) -> list[Any]:
         crew = self._started()
         method = "execute" if caller == "execute" else "execute_function"
-        if not callbacks:
-            return crew.wait(self._call(method, caller, *values))
-        queue = Queue(actor_options={"num_cpus": 0})
-        try:
-            self._ask("set_queue", lambda rank: (queue,))
-
-            def drain() -> None:
-                for _ in range(queue.qsize()):
-                    value = queue.get()
-                    for callback in callbacks:
-                        callback(value)
-
-            results = crew.wait(self._call(method, caller, *values), drain)
-            drain()
-            self._ask("set_queue", lambda rank: (None,))
-            return results
-        finally:
-            queue.shutdown(force=True)
+        with logged_to(callbacks) as (queue, look):
+            return crew.wait(self._call(method, caller, *values, queue=queue), look if callbacks else None)
 
 
 def _has_client() -> bool:
@@ -283,7 +258,10 @@ class RayExecutor:
     settings: of create_settings(), or any object with such fields. num_workers: ranks, as close to each other as
     possible; or num_hosts: nodes with num_workers_per_host ranks each. In a placement group that exists, the ranks use
     its bundles unless use_current_placement_group is False. gpus_per_worker: 1 by default if use_gpu is True. Raises
-    ValueError for arguments that do not fit, NotImplementedError for those of elastic jobs.
+    ValueError for arguments that do not fit.
+
+    min_workers: the job is elastic. Then workers start with run() and end with it; `reset_limit`, `cooldown_range` and
+    `elastic_timeout` are horovodrun's. override_discovery: the hosts are Ray's nodes; False: of settings.discovery.
     """
 
     def __init__(
@@ -307,22 +285,31 @@ class RayExecutor:
             raise ValueError(f"max_workers={max_workers} needs min_workers")
         if min_workers is not None and num_workers is not None:
             raise ValueError(f"min_workers={min_workers} and num_workers={num_workers}: expected one of the two")
-        if min_workers is not None or reset_limit is not None or cooldown_range is not None:
-            raise NotImplementedError(
-                "RayExecutor(min_workers, max_workers, reset_limit, cooldown_range): elastic jobs are not in this "
-                "version\nhint: use num_workers or num_hosts; or horovod.ray.HorovodTrainer, which Ray Train restarts "
-                "from a checkpoint, also with another number of workers (docs/ray.md)"
-            )
+        resources: dict[str, Any] = {
+            "cpus_per_worker": cpus_per_worker,
+            "use_gpu": use_gpu,
+            "gpus_per_worker": gpus_per_worker,
+        }
         self.settings = settings
-        self.params = StaticParams(
-            cpus_per_worker=cpus_per_worker,
-            use_gpu=use_gpu,
-            gpus_per_worker=gpus_per_worker,
-            num_workers=num_workers,
-            num_hosts=num_hosts,
-            num_workers_per_host=num_workers_per_host,
-            use_current_placement_group=use_current_placement_group,
-        )
+        self.params: StaticParams | ElasticParams
+        if min_workers is None:
+            self.params = StaticParams(
+                **resources,
+                num_workers=num_workers,
+                num_hosts=num_hosts,
+                num_workers_per_host=num_workers_per_host,
+                use_current_placement_group=use_current_placement_group,
+            )
+        else:
+            self.params = ElasticParams(
+                **resources,
+                min_workers=min_workers,
+                max_workers=max_workers,
+                reset_limit=reset_limit,
+                cooldown_range=cooldown_range,
+                elastic_timeout=elastic_timeout,
+                override_discovery=override_discovery,
+            )
         self._adapter: Any = None
         self._is_actor = False
 
@@ -366,9 +353,9 @@ class RayExecutor:
         arguments = dataclasses.asdict(self.params)
         self._is_actor = _has_client()
         if self._is_actor:
-            self._adapter = ray.remote(num_cpus=0)(StaticAdapter).remote(self.settings, **arguments)
+            self._adapter = ray.remote(num_cpus=0)(self.params.adapter).remote(self.settings, **arguments)
         else:
-            self._adapter = StaticAdapter(self.settings, **arguments)
+            self._adapter = self.params.adapter(self.settings, **arguments)
         try:
             self._ask("start", executable_cls, executable_args, executable_kwargs, extra_env_vars)
         except BaseException:

@@ -3,14 +3,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import ray
+from ray.util.queue import Queue
 
+from horovod.launcher.function.unpicklable import culprit
 from horovod.settings import environment_of
 
-__all__ = ["detect_nics", "map_blocking", "nics_to_env_var", "setting_of", "visible_devices"]
+__all__ = [
+    "arranged_devices",
+    "detect_nics",
+    "logged_to",
+    "map_blocking",
+    "nics_to_env_var",
+    "packed",
+    "setting_of",
+    "visible_devices",
+]
 
 T = TypeVar("T")
 
@@ -56,3 +68,49 @@ def visible_devices(nodes: Sequence[str], devices: Sequence[Sequence[str]]) -> l
         for rank in ranks:
             result[rank] = ",".join(devices[rank] if shared else ordered)
     return result
+
+
+def arranged_devices(own: Sequence[str], slot: int, count: int) -> str:
+    """CUDA_VISIBLE_DEVICES of a worker whose local rank is its slot: all GPUs of the node, its own one at that place.
+
+    own: the GPUs that Ray gave the worker. count: the GPUs of the node. Other names than 0 to count - 1 stay as they
+    are.
+    """
+    names = [str(index) for index in range(count)]
+    if not own or own[0] not in names or slot >= count:
+        return ",".join(own)
+    place = names.index(own[0])
+    names[place], names[slot] = names[slot], names[place]
+    return ",".join(names)
+
+
+def packed(caller: str, values: tuple[Any, ...]) -> Any:
+    """The ObjectRef of a call: function, args, kwargs. Raises TypeError that names what cannot be pickled."""
+    try:
+        return ray.put(values)
+    except Exception as error:  # pickling runs the object's own code
+        parts = dict(zip(("the function", "args", "kwargs"), values, strict=False))
+        found = culprit(parts, ray.cloudpickle.dumps)
+        where = f" (in {found})" if found else ""
+        raise TypeError(f"{caller}: the call cannot be pickled{where}: {error.__cause__ or error}") from error
+
+
+@contextlib.contextmanager
+def logged_to(callbacks: Sequence[Callable[..., Any]] | None) -> Iterator[tuple[Any, Callable[[], None]]]:
+    """A queue for ray_logger, None without callbacks, and a function that gives them what is in it."""
+    if not callbacks:
+        yield None, lambda: None
+        return
+    queue = Queue(actor_options={"num_cpus": 0})
+
+    def drain() -> None:
+        for _ in range(queue.qsize()):
+            value = queue.get()
+            for callback in callbacks:
+                callback(value)
+
+    try:
+        yield queue, drain
+        drain()
+    finally:
+        queue.shutdown(force=True)

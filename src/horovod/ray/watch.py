@@ -19,7 +19,7 @@ from ray.exceptions import RayError, RayTaskError
 from horovod.core.exceptions import HorovodInternalError, RankLostError, named
 from horovod.ray.coordinator import Coordinator
 
-__all__ = ["GRACE_S", "Crew"]
+__all__ = ["GRACE_S", "Crew", "RankTraceback", "first_lines"]
 
 GRACE_S = 3.0
 _LOOK_S = 1.0
@@ -27,7 +27,7 @@ _LOOK_FOR_LOGS_S = 0.1
 _LONGEST = 500  # characters of a cause
 
 
-class _RankTraceback(Exception):
+class RankTraceback(Exception):
     """The cause of a rank's exception in the driver: its traceback, as text."""
 
     is_of_rank = True
@@ -58,7 +58,6 @@ class Crew:
         self.coordinator: Coordinator | None = None
         self.has_failed = False  # so that its world has ended
         self.lost: dict[int, str] = {}  # why, by rank
-        self._lock = threading.Lock()
 
     def wait(self, refs: Sequence[Any], look: Callable[[], None] | None = None) -> list[Any]:
         """The values of these ObjectRefs, one of each rank.
@@ -73,7 +72,7 @@ class Crew:
             raise
         if failures:
             first = next((one for one in failures if not one.is_consequence), failures[0])
-            raise first.error from (_RankTraceback(first.trace) if first.trace else None)
+            raise first.error from (RankTraceback(first.trace) if first.trace else None)
         return [values[rank] for rank in range(len(refs))]
 
     def watch(self, refs: Sequence[Any]) -> None:
@@ -116,12 +115,12 @@ class Crew:
         except RayError as error:
             if rank in self.lost:  # it was killed here
                 return
-            self.lost[rank] = text = f"rank {rank} ({self.places[rank]}) was lost: {_first_lines(error)}"
+            self.lost[rank] = text = f"rank {rank} ({self.places[rank]}) was lost: {first_lines(error)}"
             failures.append(_Failure(rank, RankLostError(text, rank), text))
 
     def _end(self, pending: dict[Any, int], why: str, failed_rank: int = -1) -> list[tuple[Any, int]]:
         """Ends the work of these ranks; what they have returned, in order of time."""
-        with self._lock:
+        if pending or self.lost:  # else all others have returned well
             self.has_failed = True
         if self.coordinator is not None and failed_rank >= 0:
             self.coordinator.gone(failed_rank, why)
@@ -140,7 +139,7 @@ class Crew:
         return ended
 
 
-def _first_lines(error: RayError) -> str:
+def first_lines(error: RayError) -> str:
     """Ray's reason, without what it says of the actor."""
     unwanted = ("class_name:", "actor_id:", "pid:", "name:", "namespace:", "ip:")
     lines = [line.strip() for line in str(error).splitlines()]

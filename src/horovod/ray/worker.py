@@ -17,9 +17,12 @@ from horovod.core import context as contexts
 from horovod.elastic.worker.session import Stopped
 from horovod.ray import place, ray_logger
 from horovod.ray.coordinator import Orders
+from horovod.ray.utils import arranged_devices
 from horovod.settings import change_environment, current_environment
 
-__all__ = ["BaseHorovodWorker", "RankWorker"]
+__all__ = ["STOPPED", "BaseHorovodWorker", "RankWorker"]
+
+STOPPED = "horovod: this worker was told to stop"  # in place of a result
 
 _LOOK_S = 0.02
 
@@ -29,13 +32,14 @@ class BaseHorovodWorker:
 
     executable: Any = None
 
-    def __init__(self, world_rank: int = 0, world_size: int = 1) -> None:
+    def __init__(self, world_rank: int = 0, world_size: int = 1, name: str = "") -> None:
         self.world_rank = world_rank
         self.world_size = world_size
+        self.name = name or f"rank {world_rank}"
 
     def __repr__(self) -> str:
         """Ray writes it in front of what the actor prints."""
-        return f"rank {self.world_rank}"
+        return self.name
 
     def node_id(self) -> str:
         """Ray's id of the node."""
@@ -89,21 +93,25 @@ class RankWorker(BaseHorovodWorker):
     def leave(self) -> None:
         place.leave()
 
-    def call(self, method: str, args: tuple[Any, ...]) -> Any:
-        """Calls a method of this object. What it raises can be pickled, and does not end the actor."""
+    def call(self, method: str, args: tuple[Any, ...], queue: Any = None) -> Any:
+        """Calls a method of this object. What it raises can be pickled, and does not end the actor.
+
+        queue: of ray_logger.
+        """
         self._busy = True
+        self.set_queue(queue)
         try:
             return getattr(self, method)(*args)
         except Stopped:
-            raise
+            return STOPPED
         except SystemExit as end:
-            raise RuntimeError(f"rank {self.world_rank} called sys.exit({end.code!r})") from end
+            raise RuntimeError(f"{self.name} called sys.exit({end.code!r})") from end
         except Exception as error:
             try:
                 ray.cloudpickle.loads(ray.cloudpickle.dumps(error))
             except Exception:  # the error's own code runs here
                 kind = f"{type(error).__module__}.{type(error).__qualname__}"
-                raise RuntimeError(f"rank {self.world_rank} raised {kind}: {error}") from error
+                raise RuntimeError(f"{self.name} raised {kind}: {error}") from error
             raise
         finally:
             self._busy = False
@@ -112,6 +120,23 @@ class RankWorker(BaseHorovodWorker):
         self, function: Callable[..., Any], args: list[Any] | None, kwargs: dict[str, Any] | None
     ) -> Any:
         return function(*(args or []), **(kwargs or {}))
+
+    def call_elastic(
+        self,
+        orders: Orders,
+        queue: Any,
+        devices: tuple[int, int] | None,
+        executable: tuple[Any, ...],
+        method: str,
+        args: tuple[Any, ...],
+    ) -> Any:
+        """All that a worker of an elastic job does. devices: its slot, and the GPUs of its node."""
+        if devices is not None:
+            own = [str(one) for one in ray.get_gpu_ids()]
+            self.update_env_vars({"CUDA_VISIBLE_DEVICES": arranged_devices(own, *devices)})
+        place.take_orders(orders)
+        self.start_executable(*executable)
+        return self.call(method, args, queue)
 
     @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
     def abort(self, text: str, grace_s: float) -> None:
