@@ -45,7 +45,17 @@ def counts(folder: Path, act: str, size: int) -> tuple[int, int, int, float]:
 
     def train(state: Any) -> None:
         while state.step < 10 or hvd.size() < size:
-            exec(act, {"os": os, "log": ray_logger.log, "step": state.step, "rank": hvd.rank(), "folder": folder})
+            exec(
+                act,
+                {
+                    "os": os,
+                    "time": time,
+                    "log": ray_logger.log,
+                    "step": state.step,
+                    "rank": hvd.rank(),
+                    "folder": folder,
+                },
+            )
             added = hvd.allreduce(np.full(8, state.step + 1.0), op=hvd.Average, name="gradients")
             state.total += float(added[0])
             state.step += 1
@@ -102,7 +112,7 @@ def test_the_error_of_a_script_ends_the_job(folder: Path) -> None:
     executor = RayExecutor(SETTINGS, min_workers=2, max_workers=2)
     executor.start(Keeps, [7])
     with pytest.raises(ZeroDivisionError) as caught:
-        executor.execute(lambda keeps: counts(folder, f"if step == {keeps.value}: 1 / 0", 2))
+        executor.execute(lambda keeps: counts(folder, f"if step == {keeps.value}: time.sleep(0.2 * rank); 1 / 0", 2))
     assert "worker 0" in str(caught.value.__cause__) or "worker 1" in str(caught.value.__cause__)
     executor.shutdown()
 
