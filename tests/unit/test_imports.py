@@ -36,6 +36,7 @@ ALLOWED = {
     "runner": {"settings", "elastic", "launcher"},
     "bench": {"horovod", "core", "world", "settings", "launcher", "torch"},
     "caffe": {"core", "world", "settings", "launcher", "torch"},
+    "spark": {"horovod", "core", "world", "settings", "launcher"},
 }
 # The core stands on the world, which takes these leaves of it.
 LEAVES = {"exceptions", "native", "temporary_files", "wording"}
