@@ -7,6 +7,7 @@ import io
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -21,6 +22,7 @@ from support.spark import Watched, assert_nothing_is_left, processes_of_jobs, se
 import horovod.spark
 from horovod.core import pickling
 from horovod.settings import current_environment
+from horovod.spark import runner
 
 pytest.importorskip("pyspark", reason="not run: pyspark is not installed")
 pickling.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the ranks cannot import the tests
@@ -118,6 +120,11 @@ def fail(how: str) -> None:
             sys.exit(3)
         if how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if how == "worker":
+            pid = os.getpid()
+            while b"pyspark.daemon" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+                pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            os.kill(pid, signal.SIGKILL)
     hvd.allreduce(np.ones(4), name="never")
 
 
@@ -131,6 +138,12 @@ def fail(how: str) -> None:
             RuntimeError,
             "(?s)horovod.spark.run: the job ended with exit code 137; no result from rank 1\n.*"
             "horovodrun: rank 1 on host .+ was killed by SIGKILL\n.*as the ranks saw it: .*died.*\nhint: ",
+            None,
+        ),
+        (
+            "worker",
+            RuntimeError,
+            "(?s)Spark job has failed: Python worker exited unexpectedly.*; rank 1 on .+ ended with it\nhorovodrun: task",
             None,
         ),
     ],
@@ -223,6 +236,24 @@ def test_a_python_without_hvd_is_named(spark: Any, tmp_path: Path) -> None:
     finally:
         context.pythonExec = usual
     assert "Traceback" not in str(caught.value) and "\tat " not in str(caught.value)
+
+
+def test_a_driver_that_tasks_cannot_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner._Job, "_addresses", lambda *_: ["127.0.0.2", "127.0.0.3"])
+    text = r"the task on host .* cannot reach the driver: .* at 127.0.0.2:\d+ \(Connection refused\), 127.0.0.3:\d+ "
+    with pytest.raises(RuntimeError, match=text + r"\(Connection refused\)\nhint: spark.driver.host names"):
+        run(train, (1.0,), stderr=io.StringIO())
+
+
+def test_without_a_classic_session_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "import horovod.spark as hs; hs.run(print)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "Could not find an active SparkContext: horovod.spark.run runs in a PySpark session\nhint: " in done.stderr
+    monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
+    with pytest.raises(
+        NotImplementedError, match="does not work with Spark Connect yet: .*\nhint: run the script with"
+    ):
+        run(train, (1.0,))
 
 
 def test_a_python_that_is_not_there_is_told_for_each_task() -> None:

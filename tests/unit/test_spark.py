@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import io
 import threading
+import warnings
 from typing import Any
 
 import pytest
 
 import horovod.spark
-from horovod.settings import changed_environment
+from horovod.settings import Settings, changed_environment
+from horovod.spark import runner
 from horovod.spark.gpus import GpusError, RankGpus, TaskGpus, assign
 from horovod.spark.job import reason_in
 from horovod.spark.slots import NoSlotsError, most_slots, wait_for_slots
@@ -160,6 +163,54 @@ LACKS = "the Python of host b lacks hvd: /usr/bin/python3 (Python 3.11.2): No mo
 )
 def test_the_reason_of_a_failed_spark_job_is_found_among_its_traces(text: str, reason: str) -> None:
     assert reason_in(text) == reason
+
+
+class Context:
+    """What a job asks of a SparkContext before it starts."""
+
+    master, defaultParallelism = "yarn", 2
+
+    def getConf(self) -> Context:
+        return self
+
+    def getAll(self) -> list[tuple[str, str]]:
+        return []
+
+
+def test_tasks_of_another_version_are_told_in_one_report() -> None:
+    job = runner._Job(Context(), None, Settings(), 1, None, said := io.StringIO())
+    assert said.getvalue() == "horovod.spark: 2 processes, inferred from spark.default.parallelism\n"
+    one = {"event": "refused", "version": "0.1", "python": "/usr/bin/python3 (Python 3.11.2)"}
+    job._on_event({**one, "index": 0, "hostname": "a"}, None)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError) as caught:
+        job._on_event({**one, "index": 1, "hostname": "b"}, None)  # type: ignore[arg-type]
+    assert str(caught.value).splitlines()[:3] == [
+        f"horovod.spark.run: the driver has hvd {horovod.__version__}, but 2 of 2 tasks have another version",
+        "  host a has hvd 0.1 in /usr/bin/python3 (Python 3.11.2)",
+        "  host b has hvd 0.1 in /usr/bin/python3 (Python 3.11.2)",
+    ]
+    assert job._progress(12.0, 600.0) == "0 of 2 tasks run after 12 s; the job ends in 588 s (start_timeout)"
+    job._here = {index: {"hostname": name} for index, name in enumerate("aba")}
+    assert job._progress(12.0, 600.0).startswith("3 of 2 tasks run after 12 s (hosts a:2 b:1); the job ends")
+    assert "3 of 2 tasks came within 5 s: task 0 on a, task 1 on b, task 2 on a\nhint: " in job._late(5.0)
+
+
+def test_the_ranks_of_a_host_are_neighbours_and_that_of_task_0_comes_first() -> None:
+    tasks = [
+        {"index": index, "hostname": name, "machine": "m"} for index, name in ((3, "b"), (0, "c"), (2, "c"), (1, "b"))
+    ]
+    assert [task["index"] for task in runner._by_host(tasks)] == [0, 2, 1, 3]
+
+
+def test_an_open_network_is_warned_of_unless_spark_protects_it() -> None:
+    closed = {"spark.authenticate": "true", "spark.network.crypto.enabled": "true"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        runner._warn_of_open_network("local-cluster[2,1,1024]", {})
+        runner._warn_of_open_network("yarn", closed)
+    for conf in ({}, {"spark.authenticate": "true"}, {"spark.network.crypto.enabled": "true"}):
+        with pytest.warns(UserWarning, match="secret reaches the executors by Spark's network, which is open\nhint: "):
+            runner._warn_of_open_network("yarn", conf)
 
 
 def nothing() -> None: ...

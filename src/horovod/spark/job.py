@@ -17,6 +17,7 @@ _KILLED = re.compile(r"TaskKilled \((.+)\)")
 _RAISED = re.compile(
     r"^((?:\w+\.)*\w+(?:Error|Exception): .+)\n\s*$", re.MULTILINE
 )  # the end of a traceback of Python's
+_OF_STAGE = re.compile(r"finished unsuccessfully\.\n(?:(?:\w+\.)+\w+: )?(.+)")
 _OF_SPARK = re.compile(r":? ?org\.apache\.spark\.\w*Exception: (?:\[\w+\] )?(.+?)(?: SQLSTATE: \w+)?$")
 
 
@@ -127,7 +128,10 @@ def reason_in(text: str) -> str:
         return f"{_FAILED}: executor {lost[1]} was lost: {lost[2]}"
     if killed := _KILLED.search(text):
         return f"{_FAILED}: Spark ended a task: {killed[1]}"
-    raised = [*_RAISED.finditer(text)]
-    lines = [line for line in text.splitlines() if line and not line.startswith("\tat ")]
-    said = raised[-1][1] if raised else next((one[1] for one in map(_OF_SPARK.match, lines) if one), lines[0])
+    if raised := _RAISED.findall(text):
+        return f"{_FAILED}: {raised[-1]}"
+    if stage := _OF_STAGE.search(text):
+        return f"{_FAILED}: {stage[1]}"
+    lines = [line for line in text.splitlines() if line]
+    said = next((one[1] for one in map(_OF_SPARK.match, lines) if one), lines[0])
     return f"{_FAILED}: {said}"

@@ -324,7 +324,8 @@ class _Job:
         ]
         return "\n".join(
             [
-                f"{_NAME}: the driver has hvd {__version__}, but {len(lines)} of {counted(self._size, 'task')} not",
+                f"{_NAME}: the driver has hvd {__version__}, but {len(lines)} of {counted(self._size, 'task')} have "
+                "another version",
                 *dict.fromkeys(lines),
                 f"hint: install hvd {__version__} into the Python of the executors; spark.pyspark.python names another "
                 "one",

@@ -50,8 +50,9 @@ class Supervised:
     """The process, as its caller sees it: its events, its end, and its output. One thread."""
 
     def __init__(self, stdout: Any, stderr: Any, **plan: Any) -> None:
-        """`stdout`, `stderr`: what takes the output, text or bytes. The plan:
+        """Starts it. `stdout`, `stderr`: what takes the output, text or bytes.
 
+        The plan:
         `secret`: the job's; `size`: agents and ranks; `interface`: names of network interfaces, or "";
         `task`, `answers`, `conclusion`: paths of files (answers.py); `environment`: of the ranks, over their agent's
         own; `python`: of the ranks, "" for their agent's own; `verbose`: 0 to 2; `timestamps`: in the output;
