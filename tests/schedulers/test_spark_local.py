@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from support.extent import SLACK_S
+from support.pages import ROOT, scripts_of
 from support.spark import Watched, assert_nothing_is_left, processes_of_jobs, session
 
 import horovod.spark
@@ -89,6 +90,14 @@ def test_jobs_follow_each_other_and_num_proc_is_inferred(capsys: pytest.CaptureF
     assert err.count("horovod.spark: 2 processes, inferred from spark.default.parallelism\n") == 2
 
 
+def test_the_script_of_the_page_prints_what_it_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch", reason="not run: torch is not installed")
+    (script,) = scripts_of(ROOT / "docs" / "spark.md")
+    exec(compile(script.code, script.file, "exec"), {"__name__": "__main__"})
+    printed = [re.sub(r"\d+\.\d+", "0.0", line) for line in capsys.readouterr().out.splitlines()]
+    assert sorted(printed) == sorted(re.sub(r"\d+\.\d+", "0.0", line) for line in script.printed)
+
+
 def test_output_that_cannot_be_written_does_not_end_the_job() -> None:
     class Broken:
         def write(self, text: str) -> None:
@@ -125,6 +134,7 @@ def fail(how: str) -> None:
             while b"pyspark.daemon" not in Path(f"/proc/{pid}/cmdline").read_bytes():
                 pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
             os.kill(pid, signal.SIGKILL)
+            signal.pause()
     hvd.allreduce(np.ones(4), name="never")
 
 
@@ -143,7 +153,7 @@ def fail(how: str) -> None:
         (
             "worker",
             RuntimeError,
-            "(?s)Spark job has failed: Python worker exited unexpectedly.*; rank 1 on .+ ended with it\nhorovodrun: task",
+            "Spark job has failed: Python worker exited unexpectedly.*; rank 1 on .+ ended with it\nhorovodrun: task 1",
             None,
         ),
     ],

@@ -217,6 +217,7 @@ def where(given: int) -> tuple[Any, ...]:
 
     hvd.init()
     environment = current_environment()
+    print(f"agent of session {os.getsid(os.getppid())}")
     return given, hvd.rank(), hvd.local_size(), os.getcwd(), environment["OWN"], environment["OVER"]
 
 
@@ -275,6 +276,8 @@ def test_a_job_of_agents_that_come_by_themselves(tmp_path: Path) -> None:
         (7, 0, 2, str(tmp_path / "1"), "1", "of the job"),
         (7, 1, 2, str(tmp_path / "0"), "0", "of the job"),
     ]
+    sessions = {line.rpartition(" ")[2] for line in output.text.splitlines() if "agent of session" in line}
+    assert len(sessions) == 2 and str(os.getsid(0)) not in sessions
     assert [one.communicate(timeout=LIMIT_S)[0] for one in agents] == ["\n", "\n"]  # they have joined
     tap.join(LIMIT_S)
     assert b"horovod's agent" in tap.seen and b'"prepare"' in tap.seen

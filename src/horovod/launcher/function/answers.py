@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ranks of a function answer, and how the job has ended, in files of the caller's memory."""
+"""Answers of the ranks of a function, and the end of their job, in files of the caller's memory."""
 
 from __future__ import annotations
 

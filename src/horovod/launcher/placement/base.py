@@ -22,7 +22,7 @@ class PlacementOptions:
 
 
 class Carrier(Protocol):
-    """What carries an agent's pipes: a process (subprocess.Popen), or a connection (joined.py)."""
+    """The carrier of an agent's pipes: a process (subprocess.Popen), or a connection (joined.py)."""
 
     pid: int
     stdin: IO[bytes] | None

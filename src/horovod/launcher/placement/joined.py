@@ -168,7 +168,7 @@ class JoinedPlacement:
 
 
 def _checked(said: Any, peer: str) -> dict[str, Any]:
-    """What an agent says of itself. Raises ChannelError if it is not that."""
+    """Returns what an agent says of itself. Raises ChannelError if it is not that."""
     wrong = not isinstance(said, dict) or type(said.get("index")) is not int or said["index"] < 0
     wrong = wrong or not all(isinstance(said.get(name), str) for name in ("hostname", "machine", "version"))
     if wrong or len(str(said)) > _MOST_BYTES or "event" in said or "why" in said:

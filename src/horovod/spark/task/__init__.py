@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Spark task that becomes a rank, and what the rank can know of its task."""
+"""Spark tasks that become ranks, and the devices of a rank's task."""
 
 from horovod.spark.task.task_info import get_available_devices
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank can know of its Spark task."""
+"""The devices that Spark gave a rank's task."""
 
 from __future__ import annotations
 
