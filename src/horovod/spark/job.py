@@ -100,7 +100,7 @@ class SparkJob:
 
 
 def _task(addresses: list[str], port: int, secret: bytes) -> Callable[..., Any]:
-    """Returns the function of a task. It is pickled by value, and imports inside, so that it can tell what its Python lacks."""
+    """Returns the function of a task. It is pickled by value, and imports inside, to tell what its Python lacks."""
 
     def task(index: int, _: Iterator[Any]) -> Iterator[Any]:
         try:

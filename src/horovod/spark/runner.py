@@ -103,7 +103,7 @@ def run(
     return job.run(
         task,
         start_timeout,
-        environment=dict(env or {}),
+        environment={name: str(value) for name, value in (env or {}).items()},
         python=executable or "",
         interface=interface,
         timestamps=prefix_output_with_timestamp,

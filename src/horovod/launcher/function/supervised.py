@@ -35,6 +35,7 @@ from horovod.launcher.job.fixed_job import FixedJob
 from horovod.launcher.job.spec import Job, Joined
 from horovod.launcher.job.supervision import Conclusion
 from horovod.launcher.options.hosts import RankIdentity
+from horovod.launcher.options.room import allow_open_files
 from horovod.launcher.options.usage import UsageError
 from horovod.launcher.placement.joined import JoinedPlacement
 from horovod.settings import Settings, current_environment
@@ -159,6 +160,7 @@ def main() -> int:
             control.sendall(line(**event))
 
     secret, size = bytes.fromhex(plan["secret"]), plan["size"]
+    allow_open_files(size, size)
     address = interface_address(plan["interface"]) if plan["interface"] else "0.0.0.0"
     with (
         contextlib.closing(JoinedPlacement(secret, address, size, tell)) as placement,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import select
 import socket
 import subprocess
@@ -22,7 +23,14 @@ from horovod import __version__
 from horovod.launcher.host.lines import line
 from horovod.launcher.placement.base import PlacementOptions
 from horovod.launcher.placement.remote import REMOTE_AGENT_COMMAND
-from horovod.world.channel import Channel, ChannelError, Listener, authenticate_client
+from horovod.world.channel import (
+    AuthenticationError,
+    Channel,
+    ChannelError,
+    Listener,
+    ProtocolError,
+    authenticate_client,
+)
 
 __all__ = ["JoinedPlacement", "bring"]
 
@@ -223,13 +231,19 @@ def _carry_orders(connection: socket.socket, orders: IO[bytes]) -> None:
 
 
 def _connected(addresses: list[str], port: int, secret: bytes) -> Channel:
-    why = []
-    for address in addresses:
-        try:
-            connection = socket.create_connection((address, port), timeout=_CONNECT_S / len(addresses))
-        except OSError as error:
-            why.append(f"{address}:{port} ({error.strerror or error})")
-            continue
-        peer = f"the job at {address}:{port}"
-        return authenticate_client(connection, secret, _PURPOSE, time.monotonic() + _HELLO_S, peer)
-    raise ChannelError(f"the job cannot be reached at {', '.join(why)}")
+    deadline = time.monotonic() + _CONNECT_S
+    while True:
+        why = []
+        for address in addresses:
+            try:
+                connection = socket.create_connection((address, port), timeout=_CONNECT_S / len(addresses))
+                peer = f"the job at {address}:{port}"
+                return authenticate_client(connection, secret, _PURPOSE, time.monotonic() + _HELLO_S, peer)
+            except (AuthenticationError, ProtocolError):
+                raise
+            except OSError as error:
+                why.append((f"{address}:{port} ({error.strerror or error})", isinstance(error, ChannelError)))
+        # If very many come at a time, some are sent away, and get in a moment later.
+        if time.monotonic() >= deadline or not any(was_there for _, was_there in why):
+            raise ChannelError(f"the job cannot be reached at {', '.join(text for text, _ in why)}")
+        time.sleep(random.uniform(0.05, 0.5))
