@@ -15,8 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import spark as support
 from support.extent import SLACK_S
-from support.spark import GONE_S, assert_nothing_is_left, processes_of_jobs, session
+from support.spark import (
+    GONE_S,
+    assert_nothing_is_left,
+    kill_above,
+    processes_of_jobs,
+    session,
+    train_elastically,
+)
 
 import horovod.spark
 from horovod.core import pickling
@@ -27,7 +35,8 @@ from horovod.spark.task import get_available_devices
 
 pytest.importorskip("pyspark", reason="not run: pyspark is not installed")
 pytestmark = pytest.mark.thorough
-pickling.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the ranks cannot import the tests
+for module in (support, sys.modules[__name__]):  # the ranks cannot import the tests
+    pickling.cloudpickle.register_pickle_by_value(module)
 
 # Both workers are on this machine: each takes the next GPU.
 DISCOVERY = """#!/bin/sh
@@ -72,22 +81,12 @@ def look() -> tuple[Any, ...]:
     return place, current_environment()["CUDA_VISIBLE_DEVICES"], get_available_devices()
 
 
-def of_java(pid: int, word: str) -> int:
-    """The first process above this one whose command has the word."""
-    while word not in Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\\0", b" ").decode():
-        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        assert pid > 1, word
-    return pid
-
-
-def kill_above(word: str) -> None:
-    import signal
-
+def kill(what: str) -> None:
     import horovod.core as hvd
 
     hvd.init()
     if hvd.rank() == 1:
-        os.kill(of_java(os.getpid(), word), signal.SIGKILL)
+        kill_above(what)
     signal.pause()
 
 
@@ -106,21 +105,31 @@ def test_a_task_that_spark_starts_again_does_not_join(spark: Any, monkeypatch: p
 
     class Plain(SparkJob):
         def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments[:-1], {"spark.dynamicAllocation.enabled": "true"})
+            super().__init__(*arguments[:-1], barrier=False)
 
     monkeypatch.setattr(runner, "SparkJob", Plain)
     assert len(run(look)) == 2
     with pytest.raises(RuntimeError, match="no result from rank 0, 1\n.*task . on .* was lost: its agent"):
-        run(kill_above, ("pyspark.daemon",))
+        run(kill, ("pyspark.daemon",))
 
 
 def test_a_lost_executor_is_named_with_its_ranks(spark: Any) -> None:
     begun = time.monotonic()
     text = r"Spark job has failed: executor . was lost: .*137; rank 1 on .+ ended with it\nhorovodrun: task . on .+ was"
     with pytest.raises(RuntimeError, match=text):
-        run(kill_above, ("CoarseGrainedExecutorBackend",))
+        run(kill, ("CoarseGrainedExecutorBackend",))
     assert time.monotonic() - begun < 10.0 + SLACK_S
     assert len(run(look)) == 2  # on the executor that Spark has started in its place
+
+
+@pytest.mark.parametrize("what", ["pyspark.daemon", "CoarseGrainedExecutorBackend"])
+def test_an_elastic_job_goes_on_with_a_task_in_place_of_a_lost_one(spark: Any, what: str) -> None:
+    """Spark starts it again."""
+    errors = io.StringIO()
+    done = horovod.spark.run_elastic(
+        train_elastically, (what, 20), num_proc=2, min_num_proc=1, verbose=1, stdout=errors, stderr=errors
+    )
+    assert done == [(0, 2, True), (1, 2, True)], errors.getvalue()
 
 
 DRIVER = """

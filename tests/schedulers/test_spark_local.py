@@ -16,9 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.extent import SLACK_S
+from support import spark as support
+from support.extent import SLACK_S, later
 from support.pages import ROOT, scripts_of
-from support.spark import Watched, assert_nothing_is_left, processes_of_jobs, session
+from support.spark import (
+    Watched,
+    assert_nothing_is_left,
+    kill_above,
+    processes_of_jobs,
+    session,
+    train_elastically,
+)
 
 import horovod.spark
 from horovod.core import pickling
@@ -26,7 +34,8 @@ from horovod.settings import current_environment
 from horovod.spark import runner
 
 pytest.importorskip("pyspark", reason="not run: pyspark is not installed")
-pickling.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the ranks cannot import the tests
+for module in (support, sys.modules[__name__]):  # the ranks cannot import the tests
+    pickling.cloudpickle.register_pickle_by_value(module)
 
 
 @pytest.fixture(scope="module")
@@ -130,11 +139,7 @@ def fail(how: str) -> None:
         if how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if how == "worker":
-            pid = os.getpid()
-            while b"pyspark.daemon" not in Path(f"/proc/{pid}/cmdline").read_bytes():
-                pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-            os.kill(pid, signal.SIGKILL)
-            signal.pause()
+            kill_above("pyspark.daemon")
     hvd.allreduce(np.ones(4), name="never")
 
 
@@ -164,6 +169,17 @@ def test_one_error_names_the_cause(how: str, kind: type[Exception], text: str, c
         run(fail, (how,), stdout=io.StringIO(), stderr=io.StringIO())
     assert time.monotonic() - begun < 3.0 + SLACK_S
     assert re.search(cause or "^None$", str(caught.value.__cause__))
+
+
+@pytest.mark.parametrize("kill", [later(None), ""])
+def test_an_elastic_job_goes_on_with_a_rank_in_place_of_a_lost_one(kill: str | None) -> None:
+    """Its agent starts it again in its task."""
+    errors = io.StringIO()
+    done = horovod.spark.run_elastic(
+        train_elastically, (kill, 10), num_proc=2, min_num_proc=1, stdout=errors, stderr=errors
+    )
+    assert done == [(0, 2, kill is not None), (1, 2, kill is not None)], errors.getvalue()
+    assert ("1 loss survived" in errors.getvalue()) == (kill is not None)
 
 
 def hang() -> None:

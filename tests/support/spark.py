@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import horovod
-from horovod.settings import changed_environment
+from horovod.settings import changed_environment, current_environment
 from support.extent import SLACK_S
 
 GONE_S = 6.0 + SLACK_S  # Spark ends a worker after 2 s, and its agent then ends the rank within 3 s
@@ -83,3 +84,39 @@ def assert_nothing_is_left(within_s: float = GONE_S) -> None:
     while left := processes_of_jobs():
         assert time.monotonic() < until, left
         time.sleep(0.05)
+
+
+def kill_above(what: str) -> None:
+    """Kills the first process above this one whose command has this word; "" is this one."""
+    pid = os.getpid()
+    while what not in Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace"):
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(pid, signal.SIGKILL)
+    signal.pause()
+
+
+def train_elastically(kill: str | None, steps: int) -> tuple[int, int, bool]:
+    """Trains, and goes on until a lost worker was replaced. `kill`: see kill_above; None: nothing."""
+    import numpy as np
+
+    import horovod.core as hvd
+    from horovod.core.objects import broadcast_object
+    from horovod.elastic.state.state import ObjectState
+    from horovod.elastic.worker.wrapper import run_fn
+
+    hvd.init()
+    state = ObjectState(broadcast_object, hvd.rank, step=0, has_lost=False)
+
+    def loop(state: Any) -> tuple[int, int, bool]:
+        while state.step < steps or (kill is not None and not (state.has_lost and hvd.size() == 2)):
+            if kill is not None and current_environment()["HOROVOD_ELASTIC_WORKER"] == "1" and state.step == 5:
+                kill_above(kill)
+            hvd.allreduce(np.ones(1), name="step")
+            state.has_lost = state.has_lost or hvd.size() == 1
+            state.step += 1
+            state.commit()
+            time.sleep(0.02)
+        return hvd.rank(), hvd.size(), state.has_lost
+
+    result: tuple[int, int, bool] = run_fn(loop, None)(state)
+    return result

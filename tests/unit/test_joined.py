@@ -144,6 +144,27 @@ def test_one_that_leaves_before_the_start_may_come_again(placement: JoinedPlacem
         second.close()
 
 
+def test_agents_of_an_elastic_job_come_and_go(placement: JoinedPlacement, told: Told) -> None:
+    first = come(placement, agent(0, hostname="-a b"))
+    assert (answer(first), told.next()) == ("", ("came", 0))
+    placement.open()
+    with contextlib.closing(come(placement, agent(0, attempt=1))) as again, contextlib.closing(first):
+        assert (answer(again), told.next()) == ("", ("came", 0))
+        assert placement.present() == ["a-b.task-0.0", "a.task-0.1"]
+        carrier = placement.start_agent("a.task-0.1", {}, OPTIONS)
+        assert placement.present() == ["a-b.task-0.0", "a.task-0.1"]
+        first.close()
+        while told.events.empty():
+            placement.watch()
+        assert told.next() == ("left", 0) and placement.present() == ["a.task-0.1"]
+        with pytest.raises(OSError, match="it has left"):
+            placement.start_agent("a-b.task-0.0", {}, OPTIONS)
+        carrier.wait()
+        assert placement.present() == []
+        for pipe in (carrier.stdin, carrier.stdout):
+            pipe.close()
+
+
 def test_an_agent_that_goes_is_told_of_without_being_asked(placement: JoinedPlacement, told: Told) -> None:
     channel = come(placement, agent(5))
     assert told.next() == ("came", 5)
@@ -240,7 +261,7 @@ def test_a_job_of_agents_that_come_by_themselves(tmp_path: Path) -> None:
         job = Supervised(
             output, output, secret=SECRET, size=2, interface="lo", task=paths[0], answers=paths[1:3],
             conclusion=paths[3], environment={"OVER": "of the job"}, python="", verbose=1, timestamps=False,
-            start_timeout_s=LIMIT_S,
+            start_timeout_s=LIMIT_S, elastic=None,
         )  # fmt: skip
         (listens,) = job.events()
         tap = Tap(listens["port"])

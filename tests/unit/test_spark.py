@@ -6,12 +6,14 @@ from __future__ import annotations
 import io
 import threading
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import horovod.spark
-from horovod.settings import Settings, changed_environment
+from horovod.launcher.job.supervision import Conclusion
+from horovod.settings import changed_environment
 from horovod.spark import runner
 from horovod.spark.gpus import GpusError, RankGpus, TaskGpus, assign
 from horovod.spark.job import reason_in
@@ -177,8 +179,9 @@ class Context:
         return []
 
 
-def test_tasks_of_another_version_are_told_in_one_report() -> None:
-    job = runner._Job(Context(), None, Settings(), 1, None, said := io.StringIO())
+def test_tasks_of_another_version_are_told_in_one_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "active_context", lambda _: Context())
+    job = runner._Job("horovod.spark.run", None, None, 1, None, said := io.StringIO())
     assert said.getvalue() == "horovod.spark: 2 processes, inferred from spark.default.parallelism\n"
     one = {"event": "refused", "version": "0.1", "python": "/usr/bin/python3 (Python 3.11.2)"}
     job._on_event({**one, "index": 0, "hostname": "a"}, None)  # type: ignore[arg-type]
@@ -193,6 +196,20 @@ def test_tasks_of_another_version_are_told_in_one_report() -> None:
     job._here = {index: {"hostname": name} for index, name in enumerate("aba")}
     assert job._progress(12.0, 600.0).startswith("3 of 2 tasks run after 12 s (hosts a:2 b:1); the job ends")
     assert "3 of 2 tasks came within 5 s: task 0 on a, task 1 on b, task 2 on a\nhint: " in job._late(5.0)
+
+
+def test_only_the_ranks_of_the_executor_that_was_lost_first_end_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark ends the other tasks of the stage, whose agents are lost, too."""
+    monkeypatch.setattr(runner, "active_context", lambda _: Context())
+    job = runner._Job("horovod.spark.run", 4, None, 0, None, None)
+    job._names = [f"task {rank}" for rank in range(4)]
+    job._order = [{"hostname": "b", "executor": executor} for executor in (5, 7, 7, 5)]
+    spark = SimpleNamespace(why=lambda: "Spark job has failed: executor 3 was lost: 137")
+    end = Conclusion("the words of the job", lost=("task 2", "task 0", "task 1", "task 3"))
+    assert str(job._failed(spark, end)).splitlines() == [  # type: ignore[arg-type]
+        "horovod.spark.run: Spark job has failed: executor 3 was lost: 137; ranks 1, 2 on b ended with it",
+        "the words of the job",
+    ]
 
 
 def test_the_ranks_of_a_host_are_neighbours_and_that_of_task_0_comes_first() -> None:
@@ -232,9 +249,15 @@ def test_what_cannot_work_is_refused_before_anything_starts(
         horovod.spark.run(nothing, **arguments)
 
 
-def test_run_elastic_says_what_works() -> None:
-    with pytest.raises(NotImplementedError, match="run_elastic is not in this version\nhint: horovod.spark.run has"):
-        horovod.spark.run_elastic(nothing)
+@pytest.mark.parametrize("least, size, most", [(3, 2, 2), (1, 2, 1), (1, 0, 2)])
+def test_numbers_of_an_elastic_job_that_do_not_fit(
+    least: int, size: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "active_context", lambda _: Context())
+    with pytest.raises(ValueError, match="horovod.spark.run_elastic: (min_num_proc|num_proc) is ."):
+        horovod.spark.run_elastic(nothing, num_proc=size, min_num_proc=least, max_num_proc=most)
+    with pytest.raises(ValueError), pytest.warns(DeprecationWarning, match="min_np is deprecated, use min_num_proc"):
+        horovod.spark.run_elastic(nothing, num_proc=size, min_np=least, max_num_proc=most)
 
 
 def test_the_names_of_conf_are_pairs_for_both_names_of_spark() -> None:

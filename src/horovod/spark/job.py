@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 __all__ = ["SparkJob", "active_context", "reason_in"]
@@ -49,13 +49,13 @@ def active_context(name: str) -> Any:
 class SparkJob:
     """Runs in a thread of its own from `start` on. Its descriptor becomes readable when it has ended."""
 
-    def __init__(self, context: Any, number: int, size: int, conf: Mapping[str, str]) -> None:
+    def __init__(self, context: Any, number: int, size: int, barrier: bool) -> None:
+        """`barrier`: all tasks at once, or none; Spark then starts no task again."""
         self.error: Exception | None = None
         self._context = context
         self._group = f"horovod.spark.run.{number}"
         self._size = size
-        # All tasks at once, or none: two jobs that each got half of the slots would wait for each other.
-        self._barrier = conf.get("spark.dynamicAllocation.enabled", "false").lower() != "true"
+        self._barrier = barrier
         self._woken, self._waker = os.pipe()
         self._thread: Any = None
 
@@ -70,10 +70,10 @@ class SparkJob:
         """Why it has failed, in words."""
         return reason_in(str(self.error))
 
-    def start(self, addresses: list[str], port: int, secret: bytes) -> None:
+    def start(self, addresses: list[str], port: int, secret: bytes, elastic: bool) -> None:
         from pyspark import InheritableThread
 
-        task = _task(addresses, port, secret)
+        task = _task(addresses, port, secret, elastic)
         self._thread = InheritableThread(target=self._run, args=(task,), daemon=True)
         self._thread.start()
 
@@ -99,7 +99,7 @@ class SparkJob:
             os.close(self._waker)
 
 
-def _task(addresses: list[str], port: int, secret: bytes) -> Callable[..., Any]:
+def _task(addresses: list[str], port: int, secret: bytes, elastic: bool) -> Callable[..., Any]:
     """Returns the function of a task. It is pickled by value, and imports inside, to tell what its Python lacks."""
 
     def task(index: int, _: Iterator[Any]) -> Iterator[Any]:
@@ -114,7 +114,7 @@ def _task(addresses: list[str], port: int, secret: bytes) -> Callable[..., Any]:
                 f"{'.'.join(map(str, sys.version_info[:3]))}): {error}\n"
                 "hint: install hvd there, or let spark.pyspark.python name a Python that has it; --archives ships one"
             ) from None
-        relay(index, addresses, port, secret)
+        relay(index, addresses, port, secret, elastic)
         return iter(())
 
     return task

@@ -18,7 +18,7 @@ from horovod.core.temporary_files import memory_file
 from horovod.launcher.function.run_task import Answer
 from horovod.launcher.job.supervision import Conclusion
 
-__all__ = ["WorkerTraceback", "answer_of", "memory", "read", "results", "write"]
+__all__ = ["WorkerTraceback", "answer_of", "memory", "read", "results", "those_that_count", "write"]
 
 
 class WorkerTraceback(Exception):
@@ -61,6 +61,23 @@ def read(path: str) -> Conclusion:
     """An empty one if nothing was written, because the job was interrupted for example."""
     text = Path(path).read_text()
     return Conclusion(**json.loads(text)) if text else Conclusion()
+
+
+def those_that_count(
+    answers: Sequence[Answer | None], code: int, end: Conclusion, name: str = "horovod.run"
+) -> list[Answer | None]:
+    """Of an elastic job: the answers of the last world's ranks, or the errors that have ended the training.
+
+    The others are of workers whose loss the job has survived.
+    """
+    if end.has_trained:
+        ranks = answers[: len(end.workers)]
+        # An answer that cannot be loaded names no worker.
+        return [one if one is not None and one.worker in (None, *end.workers) else None for one in ranks]
+    errors = [one for one in answers if one is not None and one.error is not None and one.worker in end.workers]
+    if not errors:
+        raise RuntimeError(f"{name}: the job ended with exit code {code}\n{end.text.rstrip()}")
+    return [*errors]
 
 
 def results(

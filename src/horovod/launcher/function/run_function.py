@@ -29,12 +29,11 @@ from typing import Any
 from horovod.core import tracebacks
 from horovod.launcher import cli
 from horovod.launcher.external import ExternalCommand
-from horovod.launcher.function.answers import answer_of, memory, read, results, write
+from horovod.launcher.function.answers import answer_of, memory, read, results, those_that_count, write
 from horovod.launcher.function.exchange import Exchange
-from horovod.launcher.function.run_task import Answer, dumps
+from horovod.launcher.function.run_task import dumps
 from horovod.launcher.host import processes
 from horovod.launcher.job.spec import ElasticPlan, Job
-from horovod.launcher.job.supervision import Conclusion
 from horovod.launcher.options.hosts import is_local
 from horovod.settings import Settings
 from horovod.world.interpreter import python_command
@@ -143,7 +142,7 @@ def run(
             code = _supervised(conclusion, [], [*flags, *command, *paths])
         answers = [answer_of(rank, path) for rank, path in enumerate(paths[1:])]
         end = read(conclusion)
-    return results(answers if plan is None else _those_that_count(answers, code, end), code, end.text)
+    return results(answers if plan is None else those_that_count(answers, code, end), code, end.text)
 
 
 def _most_workers(plan: ElasticPlan) -> int:
@@ -202,21 +201,6 @@ def _supervised(conclusion: str, exchange: list[str], arguments: list[str]) -> i
         process.send_signal(signal.SIGTERM)
         process.wait()
         raise
-
-
-def _those_that_count(answers: list[Answer | None], code: int, end: Conclusion) -> list[Answer | None]:
-    """Of an elastic job: the answers of the last world's ranks, or the errors that have ended the training.
-
-    The others are of workers whose loss the job has survived.
-    """
-    if end.has_trained:
-        ranks = answers[: len(end.workers)]
-        # An answer that cannot be loaded names no worker.
-        return [one if one is not None and one.worker in (None, *end.workers) else None for one in ranks]
-    errors = [one for one in answers if one is not None and one.error is not None and one.worker in end.workers]
-    if not errors:
-        raise RuntimeError(f"horovod.run: the job ended with exit code {code}\n{end.text.rstrip()}")
-    return [*errors]
 
 
 def main() -> int:

@@ -27,13 +27,16 @@ import warnings
 from collections.abc import Mapping
 from typing import IO, Any
 
+from horovod.elastic.decide.job import BLAME_HOST, BLAME_WORKER, Rules
+from horovod.elastic.drive.discovery import HostDiscovery
+from horovod.elastic.drive.driver import Limits
 from horovod.launcher.function.answers import write
 from horovod.launcher.function.exchange import Exchange
 from horovod.launcher.host import processes
 from horovod.launcher.host.lines import LineReader, line
 from horovod.launcher.job.fixed_job import FixedJob
-from horovod.launcher.job.spec import Job, Joined
-from horovod.launcher.job.supervision import Conclusion
+from horovod.launcher.job.spec import ElasticPlan, Job, Joined
+from horovod.launcher.job.supervision import Conclusion, Supervision
 from horovod.launcher.options.hosts import RankIdentity
 from horovod.launcher.options.room import allow_open_files
 from horovod.launcher.options.usage import UsageError
@@ -57,7 +60,8 @@ class Supervised:
         `secret`: the job's; `size`: agents and ranks; `interface`: names of network interfaces, or "";
         `task`, `answers`, `conclusion`: paths of files (answers.py); `environment`: of the ranks, over their agent's
         own; `python`: of the ranks, "" for their agent's own; `verbose`: 0 to 2; `timestamps`: in the output;
-        `start_timeout_s`: for the agents to be ready, once all are here.
+        `start_timeout_s`: for the agents to be ready, once all are here; `elastic`: None, or the rules of an elastic
+        job (_elastic), whose agents are hosts of one slot each.
         """
         ours, theirs = socket.socketpair()
         with theirs:
@@ -135,12 +139,26 @@ def _copy(pipe: IO[bytes], target: Any) -> None:
                 return
 
 
-class _Job(FixedJob):
+class _Quiet(Supervision):
     quiet = False
 
     def _print(self, text: str) -> None:
         if not self.quiet:
             super()._print(text)
+
+
+class _FixedJob(_Quiet, FixedJob):
+    pass
+
+
+class _Agents(HostDiscovery):
+    """The agents that are here, as hosts."""
+
+    def __init__(self, placement: JoinedPlacement) -> None:
+        self._placement = placement
+
+    def find_available_hosts_and_slots(self) -> dict[str, int]:
+        return dict.fromkeys(self._placement.present(), 1)
 
 
 def main() -> int:
@@ -186,19 +204,24 @@ def _start(control: socket.socket, lines: LineReader, placement: JoinedPlacement
         if placement.fileno() in waiting:
             placement.watch()
         for start in _orders(control, lines) if control.fileno() in waiting else ():
+            if start["agents"] is None:
+                placement.open()
+                return start
             if placement.choose({int(number): name for number, name in start["agents"].items()}):
                 return start  # else one of them has just left, and the caller is told
 
 
 def _job(plan: Mapping[str, Any], start: Mapping[str, Any], placement: JoinedPlacement, port: int) -> Job:
-    ranks = [RankIdentity(**place) for place in start["places"]]
+    ranks = [RankIdentity(**place) for place in start.get("places", ())]
     settings = Settings.from_environment({**current_environment(), **plan["environment"]})
+    joined = Joined(placement, tuple(start.get("names", ())), start.get("environments", {}))
     return Job(
         command=[plan["python"], "horovod.launcher.function.run_task", "--port", str(port)],
         ranks=ranks,
         directory="",
         environment=plan["environment"],
-        joined=Joined(placement, tuple(start["names"]), start["environments"]),
+        joined=joined,
+        elastic=_elastic(plan["elastic"], settings, placement) if plan["elastic"] is not None else None,
         start_timeout_s=plan["start_timeout_s"],
         termination_grace_s=settings.termination_grace_s,
         frozen_timeout_s=settings.frozen_timeout_s,
@@ -209,12 +232,47 @@ def _job(plan: Mapping[str, Any], start: Mapping[str, Any], placement: JoinedPla
     )
 
 
+def _elastic(rules: Mapping[str, Any], settings: Settings, placement: JoinedPlacement) -> ElasticPlan:
+    """`rules`: `np`, `min_np`, `max_np`, `reset_limit`, and `timeout_s`, how long the job waits for `min_np` agents.
+
+    A worker that fails has another one in its place; its agent, which is alone on its host, is given up after some.
+    """
+    return ElasticPlan(
+        Rules(
+            np=rules["np"],
+            min_np=rules["min_np"],
+            max_np=rules["max_np"],
+            reset_limit=rules["reset_limit"],
+            blame=BLAME_HOST if settings.elastic_blame == "host" else BLAME_WORKER,
+            restart=settings.elastic_state_loss == "restart",
+            settle=settings.elastic_settle_s > 0,
+        ),
+        Limits(
+            slots_s=rules["timeout_s"],
+            straggler_s=settings.elastic_straggler_s,
+            settle_s=settings.elastic_settle_s,
+            start_s=settings.start_timeout_s,
+            join_s=settings.elastic_join_s,
+            cooldown=lambda _: None,
+        ),
+        discovery=_Agents(placement),
+        discovery_s=settings.elastic_discovery_s,
+    )
+
+
 def _run(job: Job, secret: bytes, plan: Mapping[str, Any]) -> int:
     keep = functools.partial(write, plan["conclusion"])
-    _Job.quiet = plan["verbose"] < 1
+    _Quiet.quiet = plan["verbose"] < 1
     try:
         with contextlib.ExitStack() as stack:
-            return _Job(job, secret, stack, keep).run()
+            if job.elastic is None:
+                return _FixedJob(job, secret, stack, keep).run()
+            from horovod.launcher.job.elastic_job import ElasticJob  # other jobs start earlier without it
+
+            class _ElasticJob(_Quiet, ElasticJob):
+                pass
+
+            return _ElasticJob(job, job.elastic, secret, stack, keep).run()
     except UsageError as error:
         keep(Conclusion(f"horovodrun: {error}"))
         return error.exit_code

@@ -93,4 +93,4 @@ class Job:
 
     def called(self, agent: str) -> str:
         """In texts."""
-        return agent if self.joined is not None else f"host {agent}"
+        return f"host {agent}" if self.joined is None or self.elastic is not None else agent

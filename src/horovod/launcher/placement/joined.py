@@ -9,8 +9,10 @@ it (`relay`), by the order `secret`.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import random
+import re
 import select
 import socket
 import subprocess
@@ -87,6 +89,8 @@ class JoinedPlacement:
         self._count = 0
         self._came: dict[int, tuple[dict[str, Any], socket.socket]] = {}  # by number, in the order of their coming
         self._agents: dict[str, int] = {}  # the numbers by name, once they are chosen
+        self._is_open = False  # agents may come at any time, and have names of their own
+        self._started: dict[str, _Connection] = {}  # of these agents
         self._watched = select.epoll()
         listening = socket.create_server((address, 0), backlog=4096)
         self.port: int = listening.getsockname()[1]
@@ -119,16 +123,40 @@ class JoinedPlacement:
                 self._watched.unregister(self._came[number][1])
             return True
 
+    def open(self) -> None:
+        """Lets agents come for as long as the job runs: one that comes again is another one."""
+        with self._lock:
+            self._is_open = True
+            for said, _ in self._came.values():
+                self._name(said)
+
+    def present(self) -> list[str]:
+        """The names of the agents that are here, after `open`."""
+        with self._lock:
+            self._forget_those_that_left()
+            gone = [name for name, carrier in self._started.items() if carrier.returncode is not None]
+            for name in gone:
+                del self._started[name]
+            here = [name for name, number in self._agents.items() if number in self._came]
+            return sorted([*self._started, *here], key=lambda name: self._agents[name])
+
     # as a placement
 
     def reaches(self, host: str, options: PlacementOptions) -> bool:
         return host in self._agents
 
     def start_agent(self, host: str, environment: Mapping[str, str], options: PlacementOptions) -> _Connection:
-        """Takes over the connection of an agent that is here."""
+        """Takes over the connection of an agent that is here. Raises OSError if it has left."""
         with self._lock:
+            self._forget_those_that_left()
+            if self._agents[host] not in self._came:
+                raise ConnectionAbortedError(errno.ECONNABORTED, "it has left")
             _, connection = self._came.pop(self._agents[host])
-        return _Connection(connection)
+            carrier = _Connection(connection)
+            if self._is_open:
+                self._watched.unregister(connection)
+                self._started[host] = carrier
+        return carrier
 
     def explain(self, host: str, options: PlacementOptions, code: int, said: str) -> tuple[str, str]:
         lines = [text.strip() for text in said.splitlines() if text.strip()]
@@ -155,16 +183,24 @@ class JoinedPlacement:
             said["number"] = self._count
             self._came[self._count] = said, connection
             self._watched.register(connection, select.EPOLLRDHUP)
+            if self._is_open:
+                self._name(said)
             self._tell(event="came", **said)
 
     def _refusal(self, index: int, version: str) -> str:
         if version != self._version:
             return f"this agent is of hvd {version}, the job of {self._version}"
-        if self._agents:
+        if self._agents and not self._is_open:
             return "the job has started"
-        if any(said["index"] == index for said, _ in self._came.values()):
+        if not self._is_open and any(said["index"] == index for said, _ in self._came.values()):
             return f"agent {index} is here already"
         return "" if index < self._size else f"the job has {self._size} agents"
+
+    def _name(self, said: dict[str, Any]) -> None:
+        """As a host's (elastic/drive/discovery.py)."""
+        host = re.sub(r"[^A-Za-z0-9_.]", "-", said["hostname"]).lstrip("-")
+        name = f"{host}.task-{said['index']}.{said.get('attempt', 0)}"
+        self._agents[f"{name}-{said['number']}" if name in self._agents else name] = said["number"]
 
     def _forget_those_that_left(self) -> None:
         by_descriptor = {connection.fileno(): number for number, (_, connection) in self._came.items()}

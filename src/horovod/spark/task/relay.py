@@ -14,15 +14,18 @@ import sys
 from typing import Any
 
 from horovod.launcher.placement.joined import bring
-from horovod.settings import current_environment
+from horovod.settings import current_environment, environment_of
 from horovod.world.channel import ChannelError
 from horovod.world.network import machine
 
 __all__ = ["relay"]
 
 
-def relay(index: int, addresses: list[str], port: int, secret: bytes) -> None:
-    """Returns when the rank has ended, however it did: the driver knows. Raises RuntimeError if it cannot be asked."""
+def relay(index: int, addresses: list[str], port: int, secret: bytes, elastic: bool) -> None:
+    """Returns when the rank has ended, however it did: the driver knows. Raises RuntimeError if it cannot be asked.
+
+    `elastic`: the task is a host of its own, whose ranks see the GPUs of this task alone.
+    """
     from pyspark import SparkFiles, TaskContext
 
     context: Any = TaskContext.get()
@@ -33,10 +36,14 @@ def relay(index: int, addresses: list[str], port: int, secret: bytes) -> None:
         "attempt": context.attemptNumber(),
         "hostname": socket.gethostname(),
         "machine": machine(),
+        "executor": os.getppid(),  # the process of this executor that starts its Python workers
         "python": f"{sys.executable} (Python {platform.python_version()})",
         "gpus": list(gpus.addresses) if gpus is not None else [],
         "visible_gpus": environment.get("CUDA_VISIBLE_DEVICES"),
     }
+    if elastic and gpus is not None:
+        environment |= environment_of(spark_devices=",".join(gpus.addresses))
+        environment.setdefault("CUDA_VISIBLE_DEVICES", ",".join(gpus.addresses))
     # The files of sc.addPyFile and --py-files, which Spark puts on the path of its own workers alone.
     shipped = [path for path in sys.path if path.startswith(SparkFiles.getRootDirectory())]
     if shipped:
