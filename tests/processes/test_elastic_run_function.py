@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from horovod.launcher.function.run_function import _those_that_count
+from horovod.launcher.function.answers import those_that_count
 from horovod.launcher.function.run_task import Answer
 from horovod.launcher.job.supervision import Conclusion
 
@@ -118,9 +118,9 @@ def test_horovod_run_names_the_rank_that_gives_no_result_after_the_training(tmp_
 def test_whose_answers_count() -> None:
     lost, first, second = (Answer(rank, value=rank, worker=worker) for rank, worker in ((0, 1), (0, 2), (1, 0)))
     error = Answer(1, error=ValueError("bad"), worker=3)
-    assert _those_that_count([first, second, None], 139, Conclusion("", True, (0, 2))) == [first, second]
-    assert _those_that_count([lost, second, error], 1, Conclusion("", True, (0, 2))) == [None, second]
-    assert _those_that_count([first, error], 1, Conclusion("", False, (3,))) == [error]
+    assert those_that_count([first, second, None], 139, Conclusion("", True, (0, 2))) == [first, second]
+    assert those_that_count([lost, second, error], 1, Conclusion("", True, (0, 2))) == [None, second]
+    assert those_that_count([first, error], 1, Conclusion("", False, (3,))) == [error]
     for ended in (Conclusion("survived", False, (5,)), Conclusion("not started"), Conclusion()):
         with pytest.raises(RuntimeError, match=f"the job ended with exit code 143\n{ended.text}"):
-            _those_that_count([first, error, None], 143, ended)
+            those_that_count([first, error, None], 143, ended)

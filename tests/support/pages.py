@@ -6,6 +6,8 @@ it is started, in an indented line right after the block; what was printed may f
 
     $ horovodrun -np 2 python train.py
     [0]<stdout>:epoch 0: loss 0.0075
+
+A script that starts its ranks itself is started by `$ python train.py`.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ _START = re.compile(r"\n?    \$ (?:horovodrun -np (\d+(?: --\S+ \S+)*) )?python 
 @dataclasses.dataclass(frozen=True)
 class Script:
     code: str
-    ranks: list[str]  # -np's value, and flags behind it; empty: without horovodrun
+    ranks: list[str]  # -np's value, and flags behind it; empty: it starts them itself
     file: str
     printed: list[str]  # empty: the page does not show it
 

@@ -37,6 +37,7 @@ ALLOWED = {
     "bench": {"horovod", "core", "world", "settings", "launcher", "torch"},
     "caffe": {"core", "world", "settings", "launcher", "torch"},
     "ray": {"core", "world", "settings", "launcher", "elastic", "torch", "runner"},  # torch: collectives between actors
+    "spark": {"horovod", "core", "world", "settings", "launcher"},
 }
 # The core stands on the world, which takes these leaves of it.
 LEAVES = {"exceptions", "native", "temporary_files", "wording"}
