@@ -233,8 +233,4 @@ ROWS: tuple[Mutation, ...] = (
         "        if crew.has_failed:\n", "        if crew.has_failed and False:\n",
         "after a failure, the same actors cannot meet again",
         "tests/schedulers/test_ray.py -k first_cause"),
-    row("ray-error-of-a-script-is-a-workers", "src/horovod/ray/elastic_run.py",
-        "_RAISED_S if error else 0.0", "0.0",
-        "a script that raises in all workers is tried again and again",
-        "tests/schedulers/test_ray_elastic.py -k error_of_a_script"),
 )
