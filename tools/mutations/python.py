@@ -14,7 +14,7 @@ ROWS: tuple[Mutation, ...] = (
         "anybody who reads Spark's network can join the job",
         "tests/unit/test_joined.py -k come_by_themselves"),
     row("second-agent-of-an-index", "src/horovod/launcher/placement/joined.py",
-        'if any(said["index"] == index for said, _ in self._came.values()):', "if False:",
+        'if not self._is_open and any(said["index"] == index for said, _ in self._came.values()):', "if False:",
         "a task that Spark starts again takes the place of the first one",
         "tests/unit/test_joined.py -k one_agent_for_each"),
     row("ranks-of-a-host-apart", "src/horovod/spark/runner.py",
