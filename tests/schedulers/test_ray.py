@@ -61,8 +61,8 @@ def ranks(shared: RayExecutor, leaves_nothing: None) -> RayExecutor:
 
 @pytest.fixture
 def own(leaves_nothing: None) -> Iterator[RayExecutor]:
-    """Two ranks, of which a test may end any."""
-    executor = RayExecutor(SETTINGS, num_workers=2)
+    """Two ranks by host, of which a test may end any."""
+    executor = RayExecutor(SETTINGS, num_hosts=1, num_workers_per_host=2)
     executor.start()
     yield executor
     executor.shutdown()
@@ -265,13 +265,6 @@ def test_ranks_of_a_node_see_all_their_gpus_and_a_group_that_exists_stays(leaves
     finally:
         ray.util.remove_placement_group(group)
     assert seen in (["0,1"] * 2, ["1,0"] * 2) and groups == [group.id] * 2
-
-
-def test_ranks_by_host(leaves_nothing: None) -> None:
-    executor = RayExecutor(SETTINGS, num_hosts=1, num_workers_per_host=2)
-    executor.start()
-    assert executor.run(place) == [(0, 2, 0, 1), (1, 2, 1, 1)]
-    executor.shutdown()
 
 
 def test_the_ranks_end_with_their_driver(cluster: str, leaves_nothing: None) -> None:

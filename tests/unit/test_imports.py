@@ -16,7 +16,7 @@ import horovod
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(horovod.__file__).parent
-FRAMEWORKS = {"torch", "tensorflow", "keras", "jax", "mxnet"}
+FRAMEWORKS = {"torch", "tensorflow", "keras", "jax", "mxnet", "ray"}
 # What a folder may import of ours, besides itself.
 ALLOWED = {
     "settings": set(),
@@ -100,7 +100,7 @@ def test_of_tensorflows_package_only_its_part_for_keras_imports_ours_for_keras()
 
 
 def test_private_modules_of_frameworks_are_imported_only_where_architecture_says() -> None:
-    private = re.compile(r"(jax|tensorflow|keras|tf_keras|torch|mxnet)\.(_|src\.|python\.|.*\._)")
+    private = re.compile(r"(jax|tensorflow|keras|tf_keras|torch|mxnet|ray)\.(_|src\.|python\.|.*\._)")
     section = (ROOT / "ARCHITECTURE.md").read_text().split("## Private interfaces of frameworks")[1].split("\n## ")[0]
     listed = set(re.findall(r"\| `([a-z/_]+\.py)` \|", section))
     found = {

@@ -258,6 +258,13 @@ def test_a_module_that_is_not_there_yet_says_so(module: str) -> None:
         exec("import horovod.nowhere")
 
 
+def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "horovod.ray", raising=False)
+    with pytest.raises(ImportError, match=r"^horovod.ray needs Ray\nhint: pip install 'ray\[train\]'$"):
+        importlib.import_module("horovod.ray")
+
+
 @pytest.mark.parametrize("package, name", [("horovod", "init"), ("horovod.core", "DistributedOptimizer")])
 def test_without_a_framework_the_error_says_which_package_to_import(package: str, name: str) -> None:
     with pytest.raises(AttributeError, match=f"no attribute '{name}'\nhint: import a framework's package, .*torch"):

@@ -14,7 +14,7 @@ ROWS: tuple[Mutation, ...] = (
         "anybody who reads Spark's network can join the job",
         "tests/unit/test_joined.py -k come_by_themselves"),
     row("second-agent-of-an-index", "src/horovod/launcher/placement/joined.py",
-        'if any(said["index"] == index for said, _ in self._came.values()):', "if False:",
+        'if not self._is_open and any(said["index"] == index for said, _ in self._came.values()):', "if False:",
         "a task that Spark starts again takes the place of the first one",
         "tests/unit/test_joined.py -k one_agent_for_each"),
     row("ranks-of-a-host-apart", "src/horovod/spark/runner.py",
@@ -249,8 +249,4 @@ ROWS: tuple[Mutation, ...] = (
         "        if crew.has_failed:\n", "        if crew.has_failed and False:\n",
         "after a failure, the same actors cannot meet again",
         "tests/schedulers/test_ray.py -k first_cause"),
-    row("ray-error-of-a-script-is-a-workers", "src/horovod/ray/elastic_run.py",
-        "_RAISED_S if error else 0.0", "0.0",
-        "a script that raises in all workers is tried again and again",
-        "tests/schedulers/test_ray_elastic.py -k error_of_a_script"),
 )
