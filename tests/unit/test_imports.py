@@ -36,11 +36,14 @@ ALLOWED = {
     "runner": {"settings", "elastic", "launcher"},
     "bench": {"horovod", "core", "world", "settings", "launcher", "torch"},
     "caffe": {"core", "world", "settings", "launcher", "torch"},
+    "data": {"core"},
+    # Its estimators also the package of their framework.
+    "spark": {"core", "world", "settings", "launcher", "elastic", "data", "torch", "keras"},
 }
 # The core stands on the world, which takes these leaves of it.
 LEAVES = {"exceptions", "native", "temporary_files", "wording"}
 # Frameworks of other names: the one that bench compares with, and the engine of caffe.
-BUILT_ON = {"bench": {"torch"}, "caffe": {"torch"}}
+BUILT_ON = {"bench": {"torch"}, "caffe": {"torch"}, "data": {"torch", "tensorflow"}, "spark": {"torch", "keras"}}
 # The modules beside the folders, which a user meets first. `horovod` itself stands for all of them above.
 ALLOWED_AT_TOP: dict[str, set[str]] = {"__init__": {"core", "launcher", "horovod"}}
 
@@ -119,7 +122,7 @@ def test_the_world_imports_leaves_of_the_core_only() -> None:
 
 
 FOLDERS = ["core", "world", "gradients", "settings", "elastic", "torch", "jax", "tensorflow/data", "keras", "mxnet"]
-FOLDERS += ["caffe", "common", "launcher"]
+FOLDERS += ["caffe", "common", "launcher", "data", "spark"]
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
