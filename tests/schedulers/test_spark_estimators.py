@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -123,41 +124,133 @@ def accuracy(output: Any, label: Any) -> Any:
     return ((output > 0) == (label > 0.5)).float().mean()
 
 
-def test_torch_learns_xor_and_the_model_answers_as_the_module_does(
-    xor: Any, store: LocalStore, capfd: pytest.CaptureFixture[str]
-) -> None:
-    import torch
+@pytest.fixture(scope="module")
+def trained(xor: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Path]:
+    """An estimator that was fitted, its model, and the folder of its store."""
+    root = tmp_path_factory.mktemp("store")
+    estimator = torch_estimator(LocalStore(str(root)), metrics=[accuracy], validation=0.2, run_id="first", epochs=5)
+    return estimator, estimator.fit(xor), root
 
-    estimator = torch_estimator(store, metrics=[accuracy], validation=0.2, verbose=1, run_id="first", epochs=5)
-    model = estimator.fit(xor)
+
+def test_torch_learns_xor(trained: Any) -> None:
+    estimator, model, root = trained
     history = model.getHistory()
     assert [entry["epoch"] for entry in history] == list(range(5))
     assert history[-1]["train"]["loss"] < 0.2 < history[0]["train"]["loss"]
+    assert history[-1]["train"]["all_metrics"][0]["group_0_y"] > 0.98
     assert history[-1]["validation"]["all_metrics"][0]["group_0_y"] > 0.98
-    assert "horovod: epoch 5 of 5: training loss 0." in capfd.readouterr().out
     assert [group["lr"] for group in model.getOptimizer().param_groups] == [0.01]
-    # The store.
-    root = Path(store.prefix_path.removeprefix("file://"))
-    assert sorted(path.name for path in root.iterdir()) == ["intermediate_train_data.0", "intermediate_val_data.0", "runs"]
+    assert estimator.getBackend().runs == 1 and model.getRunId() == "first"
+    names = ["intermediate_train_data.0", "intermediate_val_data.0", "runs"]
+    assert sorted(path.name for path in root.iterdir()) == names
     assert (root / "runs/first/checkpoint").stat().st_size > 1000
-    assert list((root / "runs/first/logs").glob("events*")) and not list(root.rglob("*.part"))
-    # transform.
-    rows = model.transform(xor).select("v", "y", "y__output").limit(500).collect()
-    assert np.mean([(row.y__output > 0) == (row.y > 0) for row in rows]) > 0.98
+    lines = (root / "runs/first/logs/history.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == history
+    assert not list(root.rglob("*.part"))
+
+
+def test_transform_gives_what_the_module_answers(xor: Any, trained: Any) -> None:
+    import torch
+
+    _, model, _ = trained
+    frame = xor.selectExpr("v", "cast(y as double) as y", "y as label").limit(300)
+    model = model.copy().setLabelColumns(["y"])
+    model._metadata = None  # the type of a model without a store is that of the DataFrame's label
+    rows = model.transform(frame).collect()
     with torch.no_grad():
         expected = model.getModel()(torch.tensor(np.array([row.v.toArray() for row in rows]), dtype=torch.float32))
-    assert [row.y__output for row in rows] == np.rint(expected.numpy()[:, 0]).astype(int).tolist()
+    assert [row.y__output for row in rows] == expected[:, 0].tolist()
+    assert np.mean([(row.y__output > 0) == (row.y > 0) for row in rows]) > 0.98
 
 
-def test_a_run_is_resumed_from_its_checkpoint_and_the_data_is_written_once(
+def test_an_integer_label_makes_integers_and_a_bad_frame_is_an_error(xor: Any, trained: Any) -> None:
+    _, model, _ = trained
+    frame = model.setOutputCols(["answer"]).transform(xor.limit(100))
+    assert frame.schema["answer"].dataType.simpleString() == "int" and frame.columns[:-1] == xor.columns
+    assert {row.answer for row in frame.collect()} > {-5, 5} - {-5, 5}
+    with pytest.raises(ValueError, match="a column `answer` already"):
+        model.transform(frame)
+    with pytest.raises(ValueError, match="column `v` is not in the DataFrame"):
+        model.transform(xor.drop("v"))
+    model.setOutputCols(["y__output"])
+
+
+def test_an_estimator_and_a_model_are_saved_and_resume(
+    xor: Any, trained: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from horovod.spark.torch import TorchEstimator, TorchModel
+
+    estimator, model, root = trained
+    estimator.write().overwrite().save(str(tmp_path / "estimator"))
+    model.save(str(tmp_path / "model"))
+    read = TorchModel.load(str(tmp_path / "model"))
+    assert read.getHistory() == model.getHistory() and read.uid == model.uid
+    assert all((a == b).all() for a, b in zip(read.getModel().parameters(), model.getModel().parameters(), strict=True))
+    rows = read.transform(xor.limit(20)).collect()
+    assert rows == model.transform(xor.limit(20)).collect()
+    with pytest.raises(ValueError, match="holds a horovod.spark.torch.estimator.TorchModel\nhint: load it with"):
+        TorchEstimator.load(str(tmp_path / "model"))
+
+    again = TorchEstimator.load(str(tmp_path / "estimator"))
+    assert again.getStore() is None and again.getBackend() is None
+    assert again.getBatchSize() == 50 and again.getMetrics()[0].__name__ == "accuracy"
+    again.setStore(estimator.getStore()).setBackend(estimator.getBackend()).setEpochs(1).setVerbose(1)
+    written = {path: path.stat().st_mtime_ns for path in root.rglob("*.parquet")}
+    more = again.fit(xor)
+    out = capfd.readouterr().out
+    assert "horovod: the data is in file://" in out and "from the checkpoint of run first in file://" in out
+    assert "horovod: epoch 1 of 1: training loss 0." in out
+    assert written == {path: path.stat().st_mtime_ns for path in root.rglob("*.parquet")}
+    assert more.getHistory()[0]["train"]["loss"] < 1.1 * model.getHistory()[-1]["train"]["loss"]
+    assert more.getOptimizer().param_groups[0]["lr"] == pytest.approx(0.01)
+
+
+def keras_estimator(store: Store, **others: Any) -> Any:
+    import keras
+
+    from horovod.spark.keras import KerasEstimator
+
+    keras.utils.set_random_seed(5)
+    layers = [keras.Input((2,)), keras.layers.Dense(16, "tanh"), keras.layers.Dense(1, "sigmoid")]
+    given = {
+        "backend": Ranks(),
+        "store": store,
+        "model": keras.Sequential(layers),
+        "optimizer": keras.optimizers.Adam(0.01),
+        "loss": "binary_crossentropy",
+        "metrics": ["accuracy"],
+        "feature_cols": ["v"],
+        "label_cols": ["y"],
+        "batch_size": 50,
+        "epochs": 5,
+        "verbose": 0,
+        "random_seed": 1,
+    }
+    return KerasEstimator(**{**given, **others})
+
+
+def test_keras_learns_xor_and_its_model_is_saved(
     xor: Any, store: LocalStore, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    first = torch_estimator(store, run_id="again", epochs=3, validation="held").fit(xor)
-    written = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.parquet")}
-    second = torch_estimator(store, run_id="again", epochs=2, validation="held").fit(xor)
-    assert "training starts from the checkpoint of run again in file://" in capfd.readouterr().out
-    assert second.getHistory()[0]["train"]["loss"] < first.getHistory()[-1]["train"]["loss"] + 0.02
-    assert second.getOptimizer().param_groups[0]["lr"] == pytest.approx(0.01)
-    assert written == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.parquet")}
-    third = torch_estimator(store, run_id="again", epochs=1, validation="held").fit_on_parquet(dataset_idx=0)
-    assert third.getHistory()[0]["validation"]["loss"] < 0.3
+    from horovod.spark.keras import KerasEstimator, KerasModel
+
+    estimator = keras_estimator(store, validation="held", run_id="k", sample_weight_col="w")
+    model = estimator.fit(xor)
+    history = model.getHistory()
+    assert len(history["loss"]) == 5 and history["loss"][-1] < 0.2 < history["loss"][0]
+    assert history["val_accuracy"][-1] > 0.98
+    assert float(model.getModel().optimizer.learning_rate.numpy()) == pytest.approx(0.01)
+    assert (tmp_path / "runs/k/checkpoint.keras").exists()
+    assert len((tmp_path / "runs/k/logs/history.jsonl").read_text().splitlines()) == 5
+    frame = xor.selectExpr("v", "cast(y as float) as y").limit(200)
+    model.save(str(tmp_path / "saved"))
+    read = KerasModel.load(str(tmp_path / "saved"))
+    read._metadata = None
+    rows = read.transform(frame).collect()
+    expected = model.getModel().predict(np.array([row.v.toArray() for row in rows]), verbose=0)
+    assert np.allclose([row.y__output for row in rows], expected[:, 0], atol=1e-5)
+    estimator.save(str(tmp_path / "estimator"))
+    again = KerasEstimator.load(str(tmp_path / "estimator"))
+    assert again.getOptimizer().get_config() == estimator.getOptimizer().get_config()
+    assert again.getLoss() == "binary_crossentropy" and again.getBackendEnv() == estimator.getBackendEnv()
+    assert not capfd.readouterr().out

@@ -68,6 +68,7 @@ def title(name: str) -> str:
 
 def test_torch() -> None:
     from horovod.spark.torch import TorchEstimator
+
     e = TorchEstimator(batch_size=3)
     for name, value in {**DEFAULTS, **OF_TORCH}.items():
         if name != "batch_size":

@@ -67,8 +67,8 @@ class DataModule(ABC):
 class ParquetDataModule(DataModule):
     """Reads with ParquetReader; the default of all estimators. `train` and `val` are the readers while it is open.
 
-    `reader_pool_type` is accepted for Horovod's scripts; threads read in any case. `train_plan` and `val_plan` spare the
-    ranks the footers.
+    `reader_pool_type` is accepted for Horovod's scripts; threads read in any case. `train_plan` and `val_plan` spare
+    the ranks the footers.
     """
 
     def __init__(

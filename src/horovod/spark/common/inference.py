@@ -123,8 +123,8 @@ def transform(
     if missing:
         raise ValueError(f"column `{missing[0]}` is not in the DataFrame\nhint: it has {', '.join(df.columns)}")
     metadata = metadata or _metadata_of(df, labels)
-    sizes = [metadata[label].get("output_size") for label in labels]
-    if None in sizes:
+    sizes = [metadata[label]["output_size"] for label in labels if "output_size" in metadata[label]]
+    if len(sizes) < len(labels):
         sizes = _sizes_of(predictor, df, features, len(labels))
     schema = get_spark_df_output_schema(df.schema, labels, outputs, metadata)
     kinds = []

@@ -23,7 +23,7 @@ Owner = TypeVar("Owner", bound=type)
 
 
 class Row(NamedTuple):
-    """A parameter: its name, its text, its default, its type, and its suffix in getters and setters if it is unusual."""
+    """A parameter: name, text, default and type; its suffix in getters and setters, or its setter, if unusual."""
 
     name: str
     text: str

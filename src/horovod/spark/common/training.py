@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.util
+import json
 import multiprocessing
 import os
-import sys
-import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -152,20 +150,17 @@ class Saver:
         self.checkpoint = os.path.join(folder, store.checkpoint_filename)
         self._store = store
         self.failure = ""
-        self._writer: Any = None
 
     def log(self, entry: Mapping[str, Any]) -> None:
-        """Adds an epoch to the TensorBoard logs, if TensorBoard is installed."""
-        if self._writer is None:
-            self._writer = _tensorboard(self.logs)
-        for kind in ("train", "validation"):
-            for group in [{"loss": entry[kind]["loss"]}, *entry[kind]["all_metrics"]] if kind in entry else []:
-                for name, value in group.items():
-                    self._writer.add_scalar(f"{kind}/{name}", value, entry["epoch"])
-        self._writer.flush()
+        """Adds an epoch to logs/history.jsonl."""
+        os.makedirs(self.logs, exist_ok=True)
+        with open(os.path.join(self.logs, "history.jsonl"), "a") as file:
+            file.write(json.dumps(entry) + "\n")
 
     def upload(self) -> None:
-        """Uploads what has changed. Keeps the error for the end if it fails."""
+        """Uploads what has changed, if runs are saved. Keeps the error for the end if it fails."""
+        if not self._store.saving_runs:
+            return
         try:
             self._store.sync(self.folder)
             self.failure = ""
@@ -176,29 +171,9 @@ class Saver:
 
 @contextlib.contextmanager
 def saver_of(task: Task, rank: int) -> Iterator[Saver | None]:
-    """The Saver on rank 0, if runs are saved; else None."""
-    if rank != 0 or not task.store.saving_runs:
+    """The Saver on rank 0; else None."""
+    if rank != 0:
         yield None
         return
     with task.store.get_local_output_dir() as folder:
         yield Saver(task.store, folder)
-
-
-class _NoLogs:
-    """Takes the place of TensorBoard's writer if it is not installed."""
-
-    def add_scalar(self, *given: Any) -> None:
-        pass
-
-    def flush(self) -> None:
-        pass
-
-
-def _tensorboard(folder: str) -> Any:
-    if importlib.util.find_spec("tensorboard") is None:
-        return _NoLogs()
-    # TensorBoard would load TensorFlow, for seconds, to write to a local folder.
-    sys.modules.setdefault("tensorboard.compat.notf", types.ModuleType("notf"))
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(folder)

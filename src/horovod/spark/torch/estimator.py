@@ -47,8 +47,8 @@ class TorchEstimator(_WithOptimizer, HorovodEstimator):
 
     `model` and `optimizer` are the user's own; the optimizer has the model's parameters. `loss` is a function of
     (output, label), or one for each label; the labels' losses are weighted by `loss_weights`. `metrics` is a list of
-    such functions, or of lists with one for each label. Features arrive as float32, in `input_shapes` if they are given.
-    An integer label stays an integer unless it has the output's shape.
+    such functions, or of lists with one for each label. Features arrive as float32, in `input_shapes` if given. An
+    integer label stays an integer unless it has the output's shape.
     """
 
     _prefix = "pytorch"

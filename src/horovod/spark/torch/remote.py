@@ -92,6 +92,7 @@ class _Loop:
             if hvd.rank() == 0:
                 self._report(entry)
                 if self.saver is not None:
+                    self.saver.log(entry)
                     self._save(self.saver, epoch)
         if hvd.rank() != 0:
             return None
@@ -99,7 +100,7 @@ class _Loop:
             "history": history,
             "model": serialize(self._state()),
             "sizes": self.sizes,
-            "failure": self.saver.failure if self.saver else "",
+            "failure": self.saver.failure if self.saver is not None else "",
         }
 
     def _state(self) -> dict[str, Any]:
@@ -122,8 +123,6 @@ class _Loop:
             if key in entry
         ]
         say(self.task, f"epoch {entry['epoch'] + 1} of {self.task.epochs}: {', '.join(parts)}")
-        if self.saver is not None:
-            self.saver.log(entry)
 
     def _train(self, batches: Iterable[dict[str, Tensor]]) -> dict[str, Any]:
         self.model.train()
@@ -176,9 +175,7 @@ class _Loop:
         for output, label, loss in zip(found, labels, self.losses, strict=True):
             if not self.task.label_shapes and label.numel() == output.numel():
                 label = label.reshape(output.shape)
-            if label.is_floating_point():
-                label = label.to(output.dtype)
-            elif label.shape == output.shape and not isinstance(loss, _INDICES):
+            if label.is_floating_point() or label.shape == output.shape and not isinstance(loss, _INDICES):
                 label = label.to(output.dtype)
             else:
                 label = label.long()
@@ -190,7 +187,7 @@ class _Loop:
         total: Any = 0
         for loss, weight, output, label in zip(self.losses, self.weights, outputs, labels, strict=True):
             total = total + weight * _weighted(loss, output, label, sample_weights)
-        return total  # type: ignore[no-any-return]
+        return total
 
 
 def _some(batches: Any, count: int) -> Iterable[Any]:
