@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("pyspark", reason="not run: pyspark is not installed")
-
 import horovod
 from horovod.spark.common import util
 from horovod.spark.common.backend import Backend
 from horovod.spark.common.store import LocalStore, Store
+
+pytest.importorskip("pyspark", reason="not run: pyspark is not installed")
 
 ROWS = 4000
 

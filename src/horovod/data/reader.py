@@ -63,7 +63,7 @@ class ParquetReader:
         self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
         self._rows_of_groups = [group.rows for group in self.plan.groups]
         self.rows = sum(piece.stop - piece.start for piece in self._pieces(0))
-        self._buffer_rows = (buffer_rows or self._default_buffer()) if shuffle else 1
+        self.buffer_rows = (buffer_rows or self._default_buffer()) if shuffle else 1
         self._threads = threads
         self._transform = transform
         self._epoch = self._row = 0
@@ -134,7 +134,7 @@ class ParquetReader:
 
     def _batches(self) -> Iterator[Columns]:
         pieces = self._pieces(self._epoch)
-        pools = shuffle.pools_of([piece.stop - piece.start for piece in pieces], self._buffer_rows)
+        pools = shuffle.pools_of([piece.stop - piece.start for piece in pieces], self.buffer_rows)
         # Whole pools that were read before are not read again; batches never began inside of them otherwise.
         skip = self._row
         while pools and skip >= pools[0][2]:

@@ -99,7 +99,7 @@ class HorovodEstimator(Estimator, EstimatorParams, HorovodReadable, HorovodWrita
                 f"{type(self).__name__} has no store\n"
                 "hint: store=Store.create('...'), a path or URL that the driver and all executors reach"
             )
-        return store  # type: ignore[no-any-return]
+        return store
 
     def _feature_columns(self, columns: Sequence[str]) -> list[str]:
         """The feature columns that the user named, or all but those with another use."""

@@ -40,7 +40,7 @@ def spark_type_of(name: str) -> type:
         return vector
     for cls, (names, _, _) in _TABLE.items():
         if name in names:
-            return getattr(types, cls)  # type: ignore[no-any-return]
+            return getattr(types, cls)
     for begin, cls in (
         ("array", "ArrayType"),
         ("list", "ArrayType"),
@@ -51,7 +51,7 @@ def spark_type_of(name: str) -> type:
         ("timestamp", "TimestampType"),
     ):
         if name.startswith(begin):
-            return getattr(types, cls)  # type: ignore[no-any-return]
+            return getattr(types, cls)
     raise ValueError(f"Spark's type of {name!r} is not known")
 
 

@@ -109,7 +109,7 @@ class _Loop:
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
         content = deserialize(serialize(state))
         _scale_rate(self.optimizer, hvd.size())
-        return content  # type: ignore[no-any-return]
+        return content
 
     def _save(self, saver: Saver, epoch: int) -> None:
         with open(saver.checkpoint, "wb") as file:
