@@ -117,6 +117,9 @@ def test_a_resumed_reader_goes_on_with_the_same_batches(folder: Path) -> None:
         assert sum(head, []) + ids_of(iter(second)) == whole[1]
         assert ids_of(iter(second)) == whole[2]
         first.close()
+    exact = new()
+    assert len(list(itertools.islice(exact, len(exact)))) == 16
+    assert exact.position() == {"epoch": 1, "row": 0, "size": 2}, "an epoch ends with its last batch"
     other = ParquetReader(str(folder), columns=["id"], size=4)
     other.restore({"epoch": 3, "row": 400, "size": 2})
     assert other.position() == {"epoch": 3, "row": 200, "size": 4} and len(ids_of(iter(other))) == 50

@@ -43,7 +43,12 @@ ALLOWED = {
 # The core stands on the world, which takes these leaves of it.
 LEAVES = {"exceptions", "native", "temporary_files", "wording"}
 # Frameworks of other names: the one that bench compares with, and the engine of caffe.
-BUILT_ON = {"bench": {"torch"}, "caffe": {"torch"}, "data": {"torch", "tensorflow"}, "spark": {"torch", "keras"}}
+BUILT_ON = {
+    "bench": {"torch"},
+    "caffe": {"torch"},
+    "data": {"torch", "tensorflow"},
+    "spark": {"torch", "keras", "tensorflow", "jax"},
+}
 # The modules beside the folders, which a user meets first. `horovod` itself stands for all of them above.
 ALLOWED_AT_TOP: dict[str, set[str]] = {"__init__": {"core", "launcher", "horovod"}}
 

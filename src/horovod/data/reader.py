@@ -33,7 +33,8 @@ class ParquetReader:
     later (arrow_cache.py). `transform` changes a piece of rows, {column: array}, before they are pooled; it may change
     the columns, not the number of rows. The arrays that it gets may be read-only.
 
-    `position()` is a dict of (epoch, row); `restore` goes there. Use one iteration at a time. `close`, or `with`, ends
+    `position()` is a dict of (epoch, row); `restore` goes there. Use one iteration at a time; after one that was left
+    early, the next gives the rest of its epoch. `close`, or `with`, ends
     the threads and gives the cache up.
     """
 
@@ -75,7 +76,7 @@ class ParquetReader:
         return self.rows // self.batch_size if self.drop_last else -(-self.rows // self.batch_size)
 
     def __iter__(self) -> Iterator[Columns]:
-        """Yields the batches of the next epoch, or the rest of the one that `restore` names."""
+        """Yields the batches of the next epoch, or the rest of one that was begun."""
         if self._running is not None:
             self._running.close()  # type: ignore[attr-defined]
         self._running = self._batches()
@@ -97,7 +98,7 @@ class ParquetReader:
         In a world of another size it is the nearest one: some rows of this epoch then come twice, or not at all.
         """
         row = position["row"] * position.get("size", self.size) // self.size
-        self._epoch, self._row = position["epoch"], min(row, self.rows)
+        self._epoch, self._row = position["epoch"] + row // self.rows, row % self.rows
 
     def close(self) -> None:
         """Ends the threads, and gives the cache up."""
@@ -135,20 +136,20 @@ class ParquetReader:
     def _batches(self) -> Iterator[Columns]:
         pieces = self._pieces(self._epoch)
         pools = shuffle.pools_of([piece.stop - piece.start for piece in pieces], self.buffer_rows)
-        # Whole pools that were read before are not read again; batches never began inside of them otherwise.
         skip = self._row
-        while pools and skip >= pools[0][2]:
+        while skip >= pools[0][2]:  # pools that were read before
             skip -= pools.pop(0)[2]
-        if not pools:
-            self._epoch, self._row = self._epoch + 1, 0
-            return
         seed = (self.seed, self._epoch, self.rank, self.size) if self.shuffle else None
+        end = self._row + (self.rows - self._row) // self.batch_size * self.batch_size if self.drop_last else self.rows
         source = parquet.read(self.plan, pieces[pools[0][0] :], self.columns, self._threads, self._cache)
         changed = source if self._transform is None else map(self._changed, source)
         try:
             for batch in shuffle.batches_of(changed, pools, self.batch_size, seed, skip, self.drop_last):
                 self._row += len(next(iter(batch.values())))
+                if self._row == end:  # before the batch is handed on: a consumer may stop there
+                    self._epoch, self._row = self._epoch + 1, 0
                 yield batch
-            self._epoch, self._row = self._epoch + 1, 0
+            if self._row:  # not a full batch was left
+                self._epoch, self._row = self._epoch + 1, 0
         finally:
             source.close()  # type: ignore[attr-defined]

@@ -119,7 +119,10 @@ class HorovodEstimator(Estimator, EstimatorParams, HorovodReadable, HorovodWrita
                 )
         run_id = self.getRunId() or f"{self._prefix}_{int(time.time())}_{secrets.token_hex(3)}"
         features = self._feature_columns(list(metadata))
-        self._check_shapes(metadata, features)
+        edited = {
+            name: {"shape": math.prod(shape or ())} for name, _, shape, _ in self.getTransformationEditFields() or ()
+        }
+        self._check_shapes({**metadata, **edited}, features)
         task = self._task(store, size, train_rows, val_rows, metadata, features, run_id, dataset_idx)
         results = backend.run(self._trainer(), args=(task,), env=self._environment())
         result = results[0]
@@ -149,8 +152,15 @@ class HorovodEstimator(Estimator, EstimatorParams, HorovodReadable, HorovodWrita
         checkpoint = self._checkpoint(store, run_id)
         if checkpoint is not None:
             print(f"horovod: training starts from the checkpoint of run {run_id} in {store.get_run_path(run_id)}")
-        function = self.getTransformationFn()
-        edited, removed = self.getTransformationEditFields(), self.getTransformationRemovedFields()
+        change = None
+        if self.getTransformationFn():
+            weight = [self.getSampleWeightCol()] if self.getSampleWeightCol() else []
+            change = Transformation(
+                self.getTransformationFn(),
+                self.getTransformationEditFields(),
+                self.getTransformationRemovedFields(),
+                [*features, *self.getLabelCols(), *weight],
+            )
         return Task(
             model=self._model_bytes(),
             store=store.to_remote(run_id, dataset_idx),
@@ -170,7 +180,7 @@ class HorovodEstimator(Estimator, EstimatorParams, HorovodReadable, HorovodWrita
             seed=self.getRandomSeed(),
             shuffle=self.getShuffle(),
             buffer_rows=self.getShufflingBufferSize(),
-            transformation=Transformation(function, edited, removed) if function else None,
+            transformation=change,
             readers=(self.getTrainReaderNumWorker(), self.getValReaderNumWorker(), self.getReaderPoolType()),
             in_memory=self.getInMemoryCacheAll(),
             use_gpu=self.getUseGpu(),

@@ -60,10 +60,13 @@ class Task:
 class Transformation:
     """The user's function of a pandas DataFrame, as one of arrays by column."""
 
-    def __init__(self, function: Callable[[Any], Any], edited: Sequence[Any] | None, removed: Any) -> None:
+    def __init__(
+        self, function: Callable[[Any], Any], edited: Sequence[Any] | None, removed: Any, kept: Sequence[str] = ()
+    ) -> None:
         self._function = function
         self._edited = {field[0]: (field[1], field[2]) for field in edited or ()}
         self._removed = set(removed or ())
+        self._kept = set(kept)
 
     def __call__(self, columns: Columns) -> Columns:
         import pandas
@@ -74,7 +77,7 @@ class Transformation:
         changed = self._function(frame)
         found = {}
         for name in changed.columns:
-            if name in self._removed:
+            if name in self._removed or (self._kept and name not in self._kept):
                 continue
             values = changed[name].to_numpy()
             if values.dtype == object and len(values) and isinstance(values[0], (np.ndarray, list, tuple)):

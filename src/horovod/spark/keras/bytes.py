@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import tempfile
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,10 @@ def model_of(content: bytes, custom_objects: Mapping[str, Any] | None = None, is
         path = Path(folder) / "model.keras"
         path.write_bytes(content)
         objects = {"ScaledSchedule": ScaledSchedule, **(custom_objects or {})}
-        model = keras.saving.load_model(path, custom_objects=objects, compile=is_compiled, safe_mode=False)
+        with warnings.catch_warnings():
+            # An optimizer that has not run yet has no state.
+            warnings.filterwarnings("ignore", message="Skipping variable loading for optimizer")
+            model = keras.saving.load_model(path, custom_objects=objects, compile=is_compiled, safe_mode=False)
     if getattr(model, "optimizer", None) is not None:
         model.optimizer = unscaled(model.optimizer)
     return model

@@ -79,6 +79,7 @@ class _Loop:
         self.weights = options["loss_weights"] or [1 / len(task.labels)] * len(task.labels)
         self.minibatch = options["train_minibatch_fn"] or _minibatch
         self.sizes: list[int] = [1] * len(task.labels)
+        self.batches = 0
 
     def run(self) -> dict[str, Any] | None:
         """All epochs; on rank 0 the result for the driver."""
@@ -127,7 +128,7 @@ class _Loop:
     def _train(self, batches: Iterable[dict[str, Tensor]]) -> dict[str, Any]:
         self.model.train()
         means = _Means(self.task)
-        for index, batch in enumerate(batches):
+        for batch in batches:
             inputs, labels, sample_weights = self._parts(batch)
             outputs, loss = self.minibatch(
                 self.model,
@@ -138,8 +139,9 @@ class _Loop:
                 labels,
                 sample_weights,
                 self.task.options["passes"],
-                index,
+                self.batches,
             )
+            self.batches += 1
             means.add(loss, *self._fitted(outputs, labels), sample_weights)
         return means.of_all_ranks()
 
