@@ -20,7 +20,8 @@ WITH_SCRIPTS = {
     "docs/process-sets.md",
     "docs/quickstart.md",
 }
-ELSEWHERE = {"docs/frameworks/mxnet.md"}  # tests/frameworks/test_mxnet_examples.py, for an environment of its own
+# tests/frameworks/test_mxnet_examples.py and tests/schedulers/test_spark_local.py, for environments of their own.
+ELSEWHERE = {"docs/frameworks/mxnet.md", "docs/spark.md"}
 DAILY = {"README.md", "docs/frameworks/numpy.md"}
 _FRACTION = re.compile(r"\d+\.\d+")
 

@@ -72,6 +72,7 @@ WHERE: list[tuple[str, str, str]] = [
     ("docs/launcher.md", "horovodrun ", "tests/processes/test_launcher.py"),
     ("docs/launcher.md", "mpirun ", "tests/cluster/test_mpirun.py"),
     ("docs/launcher.md", "srun ", "tests/cluster/test_slurm.py"),
+    ("docs/spark.md", "python ", "tests/schedulers/test_spark_local.py"),
     ("docs/profile.md", "horovodrun ", "tests/processes/test_timeline.py"),
 ]
 

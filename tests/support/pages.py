@@ -6,6 +6,8 @@ it is started, in an indented line right after the block; what was printed may f
 
     $ horovodrun -np 2 python train.py
     [0]<stdout>:epoch 0: loss 0.0075
+
+A script that starts its ranks itself is started by `$ python train.py`.
 """
 
 from __future__ import annotations
@@ -23,13 +25,13 @@ PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 _BLOCK = re.compile(r"^```python\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 _FENCED = re.compile(r"^```(\w*)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"\n\n((?:    (?:import|from) .*\n)(?:    .*\n)*)")
-_START = re.compile(r"\n?    \$ horovodrun -np (\d+(?: --\S+ \S+)*) python (\S+)\n((?:    .*\n)*)")
+_START = re.compile(r"\n?    \$ (?:horovodrun -np (\d+(?: --\S+ \S+)*) )?python (\S+)\n((?:    .*\n)*)")
 
 
 @dataclasses.dataclass(frozen=True)
 class Script:
     code: str
-    ranks: list[str]  # -np's value, and flags behind it
+    ranks: list[str]  # -np's value, and flags behind it; empty: it starts them itself
     file: str
     printed: list[str]  # empty: the page does not show it
 
@@ -80,5 +82,5 @@ def scripts_of(page: Path) -> list[Script]:
         if start is None:
             raise ValueError(f"{page.name}: after a whole script, expected a line `    $ horovodrun -np N python FILE`")
         printed = [line.strip() for line in start[3].splitlines()]
-        found.append(Script(block[1], start[1].split(), start[2], printed))
+        found.append(Script(block[1], (start[1] or "").split(), start[2], printed))
     return found

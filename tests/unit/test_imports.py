@@ -38,7 +38,7 @@ ALLOWED = {
     "caffe": {"core", "world", "settings", "launcher", "torch"},
     "data": {"core"},
     # Its estimators also the package of their framework.
-    "spark": {"core", "world", "settings", "launcher", "elastic", "data", "torch", "keras"},
+    "spark": {"horovod", "core", "world", "settings", "launcher", "data", "torch", "keras"},
 }
 # The core stands on the world, which takes these leaves of it.
 LEAVES = {"exceptions", "native", "temporary_files", "wording"}

@@ -17,7 +17,7 @@ import pytest
 import horovod.core as hvd
 from horovod.core import pickling
 from horovod.core.tracebacks import without_internals
-from horovod.launcher.function import run_function, run_task
+from horovod.launcher.function import answers, run_task
 
 
 def functions(error: BaseException) -> list[str]:
@@ -113,7 +113,7 @@ def test_a_function_of_horovod_run_is_shown_without_what_has_called_it() -> None
     assert called(function) == ["function"]
     assert called(lambda: {}["missing"]) == ["<lambda>"]
     try:
-        raise KeyError("missing") from run_function._WorkerTraceback("rank 0: ...")
+        raise KeyError("missing") from answers.WorkerTraceback("rank 0: ...")
     except KeyError as error:
         (trace,) = traceback.extract_tb(error.__traceback__)
         assert trace.name == functions(error)[-1]

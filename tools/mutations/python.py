@@ -9,6 +9,22 @@ MODEL = "tests/unit/test_membership_model.py::test_every_order_of_events_ends_we
 
 # fmt: off
 ROWS: tuple[Mutation, ...] = (
+    row("secret-crosses-to-agents-that-join", "src/horovod/launcher/job/agents.py",
+        "self._secret.hex() if job.joined is None else None", "self._secret.hex()",
+        "anybody who reads Spark's network can join the job",
+        "tests/unit/test_joined.py -k come_by_themselves"),
+    row("second-agent-of-an-index", "src/horovod/launcher/placement/joined.py",
+        'if any(said["index"] == index for said, _ in self._came.values()):', "if False:",
+        "a task that Spark starts again takes the place of the first one",
+        "tests/unit/test_joined.py -k one_agent_for_each"),
+    row("ranks-of-a-host-apart", "src/horovod/spark/runner.py",
+        'return sorted(tasks, key=lambda one: hosts.index((one["hostname"], one["machine"])))', "return tasks",
+        "the ranks of a host are apart, so that data crosses the network more often",
+        "tests/unit/test_spark.py -k neighbours"),
+    row("agent-in-the-group-of-sparks-worker", "src/horovod/launcher/placement/joined.py",
+        "start_new_session=True,  # what", "start_new_session=False,  # what",
+        "what Spark kills with its worker, leaves ranks behind",
+        "tests/unit/test_joined.py -k come_by_themselves"),
     row("adasum-steps-twice", "src/horovod/torch/adasum_optimizer.py",
         "start if first_error is not None else start + deltas[index]",
         "start if first_error is not None else parameter + deltas[index]",

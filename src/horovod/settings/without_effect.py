@@ -84,12 +84,9 @@ WITHOUT_EFFECT = (
 
 
 # Horovod has no flags for these.
-_NO_SPARK = "Spark is not in this version"
 OLD_VARIABLES = {
     "HOROVOD_BATCH_D2D_MEMCOPIES": "NCCL takes the tensors of a batch as one group, without copies",
     "HOROVOD_CCL_CACHE": "there is no oneCCL; Horovod's own transports and MPI carry tensors in host memory",
-    "HOROVOD_SPARK_START_TIMEOUT": _NO_SPARK,
-    "HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX": _NO_SPARK,
     "HOROVOD_ADASUM_MPI_CHUNK_SIZE": "Adasum chooses its chunks itself",
     "HOROVOD_DISABLE_NVTX_RANGES": "there are no NVTX ranges; HOROVOD_TIMELINE records the operations",
     "HOROVOD_ENABLE_ASYNC_COMPLETION": "only the stream that uses a GPU's result waits for it, in any case",

@@ -1,2 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Horovod on Spark: estimators, and the jobs that they run."""
+"""Horovod on Spark: each rank runs in a Spark task (docs/spark.md). No step of a gradient's way."""
+
+from horovod.spark import conf
+from horovod.spark.runner import run, run_elastic
+
+__all__ = ["conf", "run", "run_elastic"]

@@ -16,25 +16,20 @@ to other code.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
-import json
 import os
-import pickle
 import signal
 import subprocess
 import sys
 import tempfile
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from horovod.core import tracebacks
-from horovod.core.exceptions import HorovodInternalError
-from horovod.core.temporary_files import memory_file
 from horovod.launcher import cli
 from horovod.launcher.external import ExternalCommand
+from horovod.launcher.function.answers import answer_of, memory, read, results, write
 from horovod.launcher.function.exchange import Exchange
 from horovod.launcher.function.run_task import Answer, dumps
 from horovod.launcher.host import processes
@@ -47,15 +42,6 @@ from horovod.world.network import interface_address
 from horovod.world.secret import new_secret
 
 __all__ = ["run"]
-
-
-class _WorkerTraceback(Exception):
-    """The cause of a worker's exception in the caller: its traceback, as text."""
-
-    is_of_rank = True
-
-    def __str__(self) -> str:
-        return "\n" + str(self.args[0])
 
 
 def run(
@@ -147,17 +133,17 @@ def run(
     with contextlib.ExitStack() as stack:
         names = ["task", *(f"result-{rank}" for rank in range(places))]
         far = _has_other_hosts(job)
-        paths = _shared_files(stack, names) if far and isinstance(job, ExternalCommand) else _memory(stack, names)
+        paths = _shared_files(stack, names) if far and isinstance(job, ExternalCommand) else memory(stack, names)
         Path(paths[0]).write_bytes(task)
-        (conclusion,) = _memory(stack, ["conclusion"])
+        (conclusion,) = memory(stack, ["conclusion"])
         command = python_command("horovod.launcher.function.run_task", python)
         if far and not isinstance(job, ExternalCommand):
             code = _supervised(conclusion, [job.network_interface, *paths], [*flags, *command])
         else:
             code = _supervised(conclusion, [], [*flags, *command, *paths])
-        answers = [_answer(rank, path) for rank, path in enumerate(paths[1:])]
-        end = _read(conclusion)
-    return _results(answers if plan is None else _those_that_count(answers, code, end), code, end.text)
+        answers = [answer_of(rank, path) for rank, path in enumerate(paths[1:])]
+        end = read(conclusion)
+    return results(answers if plan is None else _those_that_count(answers, code, end), code, end.text)
 
 
 def _most_workers(plan: ElasticPlan) -> int:
@@ -181,16 +167,6 @@ def _has_other_hosts(job: Job | ExternalCommand) -> bool:
     else:
         names = [host for host, _ in job.elastic.hosts]
     return not all(is_local(name) for name in dict.fromkeys(names))
-
-
-def _memory(stack: contextlib.ExitStack, names: Sequence[str]) -> list[str]:
-    """Empty files in this process' memory, by their paths for other processes of this user."""
-    paths = []
-    for name in names:
-        descriptor = memory_file(f"horovod-{name}")
-        stack.callback(os.close, descriptor)
-        paths.append(f"/proc/{os.getpid()}/fd/{descriptor}")
-    return paths
 
 
 def _shared_files(stack: contextlib.ExitStack, names: Sequence[str]) -> list[str]:
@@ -228,29 +204,6 @@ def _supervised(conclusion: str, exchange: list[str], arguments: list[str]) -> i
         raise
 
 
-def _answer(rank: int, path: str) -> Answer | None:
-    """The rank's answer; None if it has ended before it could write one."""
-    data = Path(path).read_bytes() if os.path.exists(path) else b""
-    if not data:
-        return None
-    try:
-        answer = pickle.loads(data)
-    except Exception as error:  # loading runs the code of the result's own classes
-        return Answer(rank, error=RuntimeError(f"the result of rank {rank} cannot be loaded: {error!r}"))
-    assert isinstance(answer, Answer)
-    return answer
-
-
-def _write(path: str, conclusion: Conclusion) -> None:
-    Path(path).write_text(json.dumps(dataclasses.asdict(conclusion)))
-
-
-def _read(path: str) -> Conclusion:
-    """An empty one if nothing was written, because the job was interrupted for example."""
-    text = Path(path).read_text()
-    return Conclusion(**json.loads(text)) if text else Conclusion()
-
-
 def _those_that_count(answers: list[Answer | None], code: int, end: Conclusion) -> list[Answer | None]:
     """Of an elastic job: the answers of the last world's ranks, or the errors that have ended the training.
 
@@ -266,25 +219,6 @@ def _those_that_count(answers: list[Answer | None], code: int, end: Conclusion) 
     return [*errors]
 
 
-def _results(answers: list[Answer | None], code: int, words: str) -> list[Any]:
-    failed = [answer for answer in answers if answer is not None and answer.error is not None]
-    if failed:
-        # A rank's own error goes before the errors that it causes on its peers, which may be noticed first.
-        first = min(failed, key=lambda answer: (isinstance(answer.error, HorovodInternalError), answer.time_ns))
-        assert first.error is not None
-        raise first.error from (_WorkerTraceback(f"rank {first.rank}:\n{first.traceback}") if first.traceback else None)
-    silent = [str(rank) for rank, answer in enumerate(answers) if answer is None]
-    if silent:
-        raise RuntimeError(
-            f"horovod.run: the job ended with exit code {code}; no result from rank {', '.join(silent)}\n"
-            + (words.rstrip("\n") or "hint: what horovodrun said last on stderr names the cause")
-        )
-    if code != 0:
-        # Every function has returned: an exit handler failed, or a process that a rank left behind.
-        warnings.warn(f"horovod.run: all ranks gave results, but the job ended with exit code {code}", stacklevel=3)
-    return [answer.value for answer in answers if answer is not None]
-
-
 def main() -> int:
     """The process that supervises the job of the caller whose id is the first argument.
 
@@ -295,7 +229,7 @@ def main() -> int:
     # Ctrl-C reaches the caller too, which then asks for the end once; a second request would leave no grace.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     processes.die_with_parent(signal.SIGTERM, int(sys.argv[1]))()
-    keep, count = functools.partial(_write, sys.argv[2]), int(sys.argv[3])
+    keep, count = functools.partial(write, sys.argv[2]), int(sys.argv[3])
     exchange, arguments = sys.argv[4 : 4 + count], sys.argv[4 + count :]
     if not exchange:
         return cli.main(arguments, keep=keep)

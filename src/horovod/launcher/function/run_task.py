@@ -39,11 +39,11 @@ class Answer:
     worker: int | None = None
 
 
-def dumps(value: Any, what: str, parts: Mapping[str, Any] | None = None) -> bytes:
+def dumps(value: Any, what: str, parts: Mapping[str, Any] | None = None, name: str = "horovod.run") -> bytes:
     """Pickled by cloudpickle, which takes lambdas, local functions and classes of a script by value.
 
     Where it is not installed, by pickle, which does not. Raises TypeError that names `what`, and which of its `parts`,
-    and what in it, cannot be pickled.
+    and what in it, cannot be pickled. `name`: the function that was called.
     """
     dump: Callable[[Any], bytes] = pickle.dumps
     hint = ""
@@ -52,7 +52,7 @@ def dumps(value: Any, what: str, parts: Mapping[str, Any] | None = None) -> byte
     except ImportError:
         hint = "\nhint: without cloudpickle a function must be importable by name: install cloudpickle"
         if isinstance(value, tuple) and value and getattr(value[0], "__module__", None) == "__main__":
-            raise TypeError(f"horovod.run: {what} is defined in the script itself{hint}") from None
+            raise TypeError(f"{name}: {what} is defined in the script itself{hint}") from None
     else:
         dump = pickling.dumps
     try:
@@ -60,7 +60,7 @@ def dumps(value: Any, what: str, parts: Mapping[str, Any] | None = None) -> byte
     except Exception as error:  # pickling runs the object's own code
         where = culprit(parts or {what: value}, dump)
         found = f" (in {where})" if where else ""
-        raise TypeError(f"horovod.run: {what} cannot be pickled: {error}{found}{hint}") from error
+        raise TypeError(f"{name}: {what} cannot be pickled: {error}{found}{hint}") from error
 
 
 class _Caller(Protocol):
@@ -121,7 +121,7 @@ def _called(rank: int, caller: _Caller) -> Answer:
 def _portable(answer: Answer) -> tuple[Answer, bytes]:
     """The answer, pickled. If it cannot be pickled, an answer that says so."""
     try:
-        data = dumps(answer, f"the result of rank {answer.rank}")
+        data = dumps(answer, f"the result of rank {answer.rank}", name="horovod")
         if answer.error is not None:
             pickle.loads(data)  # an exception class with another constructor may be pickled, but not loaded
     except Exception as error:

@@ -34,14 +34,14 @@ from horovod import __version__
 from horovod.core.temporary_files import has_no_init
 from horovod.core.wording import of_system
 from horovod.launcher.host import processes
-from horovod.launcher.host.command import start_rank
+from horovod.launcher.host.command import as_here, start_rank
 from horovod.launcher.host.job_directory import remove_directory, say
 from horovod.launcher.host.lines import GREETING, LineError, LineReader, line
 from horovod.launcher.host.memory import UNKNOWN, KillCounter
 from horovod.launcher.host.preparation import Preparation
 from horovod.launcher.host.threads import VARIABLE, chosen_threads
 from horovod.launcher.options.hosts import unpacked
-from horovod.settings import current_environment, environment_of
+from horovod.settings import environment_of
 from horovod.world.secret import SecretFile
 
 _READ_BYTES = 1 << 16
@@ -191,6 +191,8 @@ class Agent:
 
     def _obey(self, order: dict[str, Any]) -> None:
         match order["order"]:
+            case "secret":
+                self._preparation.secret = bytes.fromhex(order["secret"])
             case "prepare":
                 self._tell(event="prepared", **self._preparation.prepare(order))
             case "start":
@@ -285,14 +287,12 @@ class Agent:
             # The processes that the keeper ends in this one's place have the same time.
             grace_s = 0.0 if job["stays"] else self._grace_s
             os.write(self._keeper, f"{grace_s} {self._directory}".encode())
-        own = environment_of(secret_file=self._secret_file.path, job_directory=self._directory or None)
-        here = {name: value for name, value in current_environment().items() if name in job["own_environment"]}
-        environment = {**job["environment"], **here, **own}
-        threads = chosen_threads(environment, job["slots"])
+        job = as_here(job, environment_of(secret_file=self._secret_file.path, job_directory=self._directory or None))
+        threads = chosen_threads(job["environment"], job["slots"])
         if threads is not None:
-            environment[VARIABLE] = str(threads)
+            job["environment"][VARIABLE] = str(threads)
             self._tell(event="threads", number=threads)
-        self._common = {**job, "environment": environment}
+        self._common = job
         self._stays = job["stays"]
         for rank, identity in unpacked(job["ranks"]):
             if self._ending:

@@ -8,12 +8,15 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from horovod.launcher.host import processes
 from horovod.settings import current_environment
+from horovod.world.interpreter import python_command
 
-__all__ = ["assignments", "is_one_program", "start_rank", "why_no_interpreter"]
+__all__ = ["as_here", "assignments", "is_one_program", "start_rank", "why_no_interpreter"]
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
 _FIRST_BYTES = 256  # of a script: the kernel reads as many for the first line
@@ -24,6 +27,24 @@ def assignments(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     count = next((at for at, word in enumerate(words) if not _ASSIGNMENT.fullmatch(word)), len(words))
     pairs = (word.partition("=") for word in words[:count])
     return {name: value for name, _, value in pairs}, list(words[count:])
+
+
+def as_here(order: Mapping[str, Any], own: Mapping[str, str]) -> dict[str, Any]:
+    """The order `start` with the environment of this host, and `own` laid over it.
+
+    For an agent that came by itself, also with its folder and its Python (job/spec.py: Joined).
+    """
+    mine, names = current_environment(), order["own_environment"]
+    if names is not None:
+        here = {name: value for name, value in mine.items() if name in names}
+        return {**order, "environment": {**order["environment"], **here, **own}}
+    python, module, *arguments = order["command"]
+    return {
+        **order,
+        "environment": {**mine, **order["environment"], **own},
+        "directory": os.getcwd(),
+        "command": [*python_command(module, python or sys.executable), *arguments],
+    }
 
 
 def is_one_program(command: Sequence[str]) -> bool:

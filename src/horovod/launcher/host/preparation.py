@@ -12,6 +12,7 @@ import math
 import os
 import shutil
 import socket
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -88,11 +89,13 @@ class Preparation:
     def prepare(self, order: dict[str, Any]) -> dict[str, Any]:
         """The answer to the order `prepare`. Blocks for a few seconds at most.
 
+        An agent that came by itself has the secret already: it got the order `secret` from what started it.
         Keys: problems, pairs of a text and a hint; reached, the addresses at which the rendezvous answered; unreached,
         why the others did not, by address.
         """
-        self.secret = bytes.fromhex(order["secret"])
-        directory, command = order["directory"], order["command"]
+        if order["secret"] is not None:
+            self.secret = bytes.fromhex(order["secret"])
+        directory, command = order["directory"] or os.getcwd(), order["command"] or sys.executable
         problems: list[Sequence[str]] = []
         if not os.path.isdir(directory):
             hint = "the job's working directory must exist on all hosts: a shared folder, or a copy at the same path"

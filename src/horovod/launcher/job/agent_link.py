@@ -58,7 +58,7 @@ class AgentLink:
 
     @property
     def pid(self) -> int:
-        """The process on this machine: the agent itself, or what carries its pipes to another host."""
+        """The process on this machine: the agent itself, or the one that has its pipes to another host."""
         return self._process.pid
 
     @property
@@ -101,7 +101,7 @@ class AgentLink:
                 del self._unsent[: os.write(self.orders, self._unsent)]
             except BlockingIOError:
                 return False
-            except BrokenPipeError:  # an agent that is gone shows at its events' end
+            except ConnectionError:  # an agent that is gone shows at its events' end
                 self._unsent.clear()
         return True
 
@@ -110,7 +110,12 @@ class AgentLink:
 
         Raises LineError for a line that is not an event.
         """
-        data = os.read(self.events, _READ_BYTES)
+        try:
+            data = os.read(self.events, _READ_BYTES)
+        except BlockingIOError:  # of a connection, which is not only this descriptor's
+            return []
+        except ConnectionError:
+            data = b""
         self.heard_s = time.monotonic()
         self.done = self.done or not data
         if self._before_greeting is not None:

@@ -19,7 +19,6 @@ from horovod.launcher.job.agent_link import AgentLink
 from horovod.launcher.job.roll_call import RollCall
 from horovod.launcher.job.spec import OF_THIS_MACHINE, Job
 from horovod.launcher.options.hosts import packed
-from horovod.launcher.placement import placement_for
 from horovod.settings import environment_of
 
 __all__ = ["AgentGroup", "Rendezvous"]
@@ -86,7 +85,7 @@ class AgentGroup:
 
     def call(self, hosts: Sequence[str]) -> None:
         """Starts agents on these hosts; `on_roll_call` follows."""
-        call = RollCall(hosts, self._addresses)
+        call = RollCall(hosts, self._addresses, self._job.called)
         self._calls.update(dict.fromkeys(hosts, call))
         self._left.extend(hosts)
         self._start_next()
@@ -193,9 +192,9 @@ class AgentGroup:
 
     def _start_agent(self, host: str) -> None:
         """A host for which none can be started has answered."""
-        placement = placement_for(host, self._job.placement)
+        placement = self._job.placement_for(host)
         assert placement is not None, host  # the command line was checked
-        ranks = [one for one in self._job.ranks if one.hostname == host]
+        ranks = [one for one in self._job.ranks if self._job.agent_of(one.rank) == host]
         try:
             agent = AgentLink(host, ranks, placement, self._job.environment, self._job.placement)
         except OSError as error:
@@ -277,9 +276,9 @@ class AgentGroup:
     def _prepare_order(self) -> dict[str, Any]:
         job = self._job
         return {
-            "secret": self._secret.hex(),
+            "secret": self._secret.hex() if job.joined is None else None,  # it came to a joined agent by another way
             "command": job.command[0],
-            "path": job.environment.get("PATH", os.defpath),
+            "path": job.environment.get("PATH", os.defpath if job.joined is None else None),
             "directory": job.directory,
             "network_interface": job.network_interface,
             "addresses": self._addresses,
@@ -298,13 +297,15 @@ class AgentGroup:
             controller="gloo",
             cpu_operations="gloo",
         )
-        elsewhere = OF_THIS_MACHINE - set(job.assigned) if agent.remote else set()
+        elsewhere = OF_THIS_MACHINE - set(job.assigned) if agent.remote and job.joined is None else set()
         environment = {name: value for name, value in job.environment.items() if name not in elsewhere}
+        if job.joined is not None:
+            environment |= job.joined.environments.get(agent.host, {})
         return {
             "command": job.command,
             "directory": job.directory,
             "environment": {**environment, "PYTHONUNBUFFERED": "1", **meeting},
-            "own_environment": sorted(elsewhere),
+            "own_environment": sorted(elsewhere) if job.joined is None else None,
             "ranks": packed(agent.ranks),
             "grace_s": job.termination_grace_s,
             "address": address if agent.remote else None,

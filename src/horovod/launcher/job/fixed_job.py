@@ -51,7 +51,7 @@ class FixedJob(Supervision):
     """See Supervision."""
 
     def __init__(self, job: Job, secret: bytes, stack: contextlib.ExitStack, keep: Keep) -> None:
-        self._hosts = list(dict.fromkeys(one.hostname for one in job.ranks))
+        self._hosts = list(dict.fromkeys(job.agent_of(one.rank) for one in job.ranks))
         super().__init__(job, self._hosts, secret, stack, keep)
         self.server.assign([dataclasses.asdict(one) for one in job.ranks])
         self._exits: list[RankExit] = []
@@ -78,13 +78,14 @@ class FixedJob(Supervision):
 
     def on_agent_lost(self, agent: AgentLink, why: str) -> None:
         if not agent.remote and why:
-            self._lose_agent(f"the agent that holds the ranks of host {agent.host} {why}", 1)
+            self._lose_agent(f"the agent that holds the ranks of {self.job.called(agent.host)} {why}", 1)
         elif agent.remote or len(self.agents.links) > 1:
             self._lose_host(agent, why)
 
     def on_agent_told(self, agent: AgentLink, how: str, number: int) -> None:
         if self._agent_lost is None and not self.asked:
-            why = f"the agent that holds the ranks of host {agent.host} {how}; all ranks have been ended"
+            whose = self.job.called(agent.host)
+            why = f"the agent that holds the ranks of {whose} {how}; all ranks have been ended"
             hint = "\nhint: a batch system does so at its time limit, for example"
             self._agent_lost = (why + hint, 128 + number)
         self.terminate()
@@ -103,7 +104,7 @@ class FixedJob(Supervision):
     # the ranks
 
     def on_started(self, agent: AgentLink, rank: int, pid: int) -> None:
-        self.say(f"rank {rank} on host {agent.host}: pid {pid}")
+        self.say(f"rank {rank} on host {self.job.ranks[rank].hostname}: pid {pid}")
 
     def on_not_started(self, agent: AgentLink, rank: int, error: str) -> None:
         self.could_not_start(f"rank {rank} could not be started: {error}", 127)
@@ -121,8 +122,9 @@ class FixedJob(Supervision):
         self._stopped.setdefault(rank, _Stopped(pid, number, time.monotonic()))
         then = f"the job ends if it is not continued within {limit_s:g} s" if limit_s else "the other ranks wait for it"
         several = len(self.agents.links) > 1
-        where = f" on host {agent.host}" if several else ""
-        hint = f"on {agent.host}: kill -CONT {pid}" if several else f"kill -CONT {pid}"
+        host = self.job.ranks[rank].hostname
+        where = f" on host {host}" if several else ""
+        hint = f"on {host}: kill -CONT {pid}" if several else f"kill -CONT {pid}"
         stopped = f"rank {rank} (pid {pid}){where} was stopped by {processes.signal_name(number)}"
         self.warn(f"{stopped}; {then}\nhint: {hint}")
 
@@ -215,7 +217,7 @@ class FixedJob(Supervision):
         ]
         cause = root_cause(exits, record, stopped)
         if self._hosts_lost and self._is_of_lost_host(cause):
-            self.conclude_with(f"horovodrun: {self._lost_hosts_text(cause)}")
+            self.conclude_with(f"horovodrun: {self._lost_hosts_text(cause)}", lost=[*self._hosts_lost])
             return 1
         if cause is None:
             return None
@@ -238,14 +240,14 @@ class FixedJob(Supervision):
         if cause is None:
             return True
         has_ended = any(one.rank == cause.rank for one in self._exits)
-        return self.job.ranks[cause.rank].hostname in self._hosts_lost and not has_ended
+        return self.job.agent_of(cause.rank) in self._hosts_lost and not has_ended
 
     def _lost_hosts_text(self, cause: Cause | None) -> str:
-        lines = [f"host {host} was lost: its agent {why}" for host, why in self._hosts_lost.items()]
+        lines = [f"{self.job.called(host)} was lost: its agent {why}" for host, why in self._hosts_lost.items()]
         lines[-1] += "; all ranks have been ended"
         if cause is not None and cause.record and cause.record not in self._words:
             lines.append("  as the ranks saw it: " + cause.record.replace("\n", "\n    "))
-        way = self.job.placement.start_with
+        way = self.job.placement.start_with if self.job.joined is None else "what started its agent"
         lines.append(f"hint: did the machine, its network, or {way} fail? The host's own logs may tell")
         return "\n".join([*lines, explain_command("host-lost")])
 
@@ -261,8 +263,8 @@ class FixedJob(Supervision):
             code = agent.exit_code
             how = f"was killed by {processes.signal_name(-code)}" if code < 0 else f"exited with code {code}"
             self.conclude_with(
-                f"horovodrun: the agent that held the ranks of host {agent.host} {how}; all ranks have been ended\n"
-                + explain_command("agent-lost")
+                f"horovodrun: the agent that held the ranks of {self.job.called(agent.host)} {how}; all ranks have "
+                f"been ended\n{explain_command('agent-lost')}"
             )
             return max(processes.shell_code(code), 1)
         is_alone = len(self.job.ranks) > 1 and not self.server.entered()

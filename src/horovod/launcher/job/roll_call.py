@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from horovod import __version__
@@ -13,10 +13,16 @@ __all__ = ["RollCall"]
 
 
 class RollCall:
-    """Collects the answers of all hosts. `addresses`: where the launcher can be reached, the best first."""
+    """Collects the answers of all hosts. `addresses`: where the launcher can be reached, the best first.
 
-    def __init__(self, hosts: Sequence[str], addresses: Sequence[str]) -> None:
+    `called`: a host, or an agent that is one of several of its host, in texts.
+    """
+
+    def __init__(
+        self, hosts: Sequence[str], addresses: Sequence[str], called: Callable[[str], str] = "host {}".format
+    ) -> None:
         self.hosts = list(hosts)
+        self._called = called
         self.is_over = False  # the report was read
         self._problems: dict[str, list[tuple[str, str]]] = {host: [] for host in hosts}
         self._missing = set(hosts)
@@ -79,7 +85,7 @@ class RollCall:
         if not problems:
             return None
         count = len(self._problems)
-        which = f"{len(problems)} of {count} hosts are" if count > 1 else f"host {self.hosts[0]} is"
+        which = f"{len(problems)} of {count} hosts are" if count > 1 else f"{self._called(self.hosts[0])} is"
         lines = [f"{which} not ready; {then}"]
         for host, found in problems.items():
             for text, hint in found:

@@ -4,19 +4,20 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from horovod.launcher.job.policy import EndPolicy, EndTheJob
 from horovod.launcher.options.hosts import RankIdentity
-from horovod.launcher.placement import PlacementOptions
+from horovod.launcher.placement import Placement, PlacementOptions, placement_for
 
 if TYPE_CHECKING:  # other jobs start without them, and so earlier
     from horovod.elastic.decide.job import Rules
     from horovod.elastic.drive.discovery import HostDiscovery, Hosts
     from horovod.elastic.drive.driver import Limits
 
-__all__ = ["OF_THIS_MACHINE", "ElasticPlan", "Job"]
+__all__ = ["OF_THIS_MACHINE", "ElasticPlan", "Job", "Joined"]
 
 # Variables that say where a process is, and whose: each machine has its own values. Slurm gives each node its GPUs.
 OF_THIS_MACHINE = {
@@ -48,8 +49,21 @@ class ElasticPlan:
 
 
 @dataclasses.dataclass(frozen=True)
+class Joined:
+    """The part of a job whose agents come by themselves (placement/joined.py), several of them on one host perhaps.
+
+    Its ranks have the environment, the folder and the Python of their agent. `agents`: by rank, the agent that holds
+    it, as people call it. `environments`: by agent, what its rank gets besides the job's environment.
+    """
+
+    placement: Placement
+    agents: tuple[str, ...]
+    environments: Mapping[str, Mapping[str, str]]
+
+
+@dataclasses.dataclass(frozen=True)
 class Job:
-    command: list[str]
+    command: list[str]  # of joined agents: a Python or "" for the agent's own, a module of ours, and its arguments
     ranks: list[RankIdentity]  # none in an elastic job
     directory: str  # in which the ranks start, on every host
     environment: dict[str, str]  # what the ranks get besides their identity
@@ -68,3 +82,15 @@ class Job:
     only_rank: int | None = None  # whose output alone is shown
     notes: tuple[str, ...] = ()  # what --verbose says first
     elastic: ElasticPlan | None = None
+    joined: Joined | None = None
+
+    def placement_for(self, agent: str) -> Placement | None:
+        """The way to this agent, which has the name of its host unless agents come by themselves."""
+        return self.joined.placement if self.joined is not None else placement_for(agent, self.placement)
+
+    def agent_of(self, rank: int) -> str:
+        return self.joined.agents[rank] if self.joined is not None else self.ranks[rank].hostname
+
+    def called(self, agent: str) -> str:
+        """In texts."""
+        return agent if self.joined is not None else f"host {agent}"

@@ -31,7 +31,6 @@ from horovod.launcher.job.spec import Job
 from horovod.launcher.job.terminal import discard, discard_unwritten, signals_as_bytes
 from horovod.launcher.options.room import allow_open_files
 from horovod.launcher.options.usage import UsageError
-from horovod.launcher.placement import placement_for
 from horovod.world.network import interface_address, own_addresses
 from horovod.world.rendezvous_server import RendezvousServer
 
@@ -51,12 +50,13 @@ class Conclusion:
     """How a job has ended, for horovod.run. `text`: the cause of a failure as it stands on the terminal.
 
     Of an elastic job also: `has_trained`, whether the training has come to its end. If so, `workers` are those of the
-    last world, by number; if not, those whose ends are the reason.
+    last world, by number; if not, those whose ends are the reason. `lost`: the agents whose loss is the reason.
     """
 
     text: str = ""
     has_trained: bool = False
     workers: Sequence[int] = ()
+    lost: Sequence[str] = ()
 
 
 # Keeps a job's conclusion for the caller.
@@ -387,10 +387,11 @@ class Supervision:
         self.conclude_with(f"horovodrun: {self._not_started[0]}")
         return self._not_started[1]
 
-    def conclude_with(self, text: str, has_trained: bool = False, workers: Sequence[int] = ()) -> None:
+    def conclude_with(self, text: str, **more: Any) -> None:
+        """`more`: see Conclusion."""
         if text:
             self._print(text)
-        self._keep(Conclusion(text, has_trained, workers))
+        self._keep(Conclusion(text, **more))
 
     def say(self, text: str) -> None:
         if self.job.verbose:
@@ -421,7 +422,7 @@ def _most_that_come(job: Job, hosts: list[str] | None) -> tuple[int, int]:
 
 def _where_to_meet(job: Job, hosts: list[str] | None) -> tuple[str, list[str]]:
     """Where the rendezvous listens, and its addresses if it has to be found from other machines."""
-    placements = [placement_for(host, job.placement) for host in hosts or ()]
+    placements = [job.placement_for(host) for host in hosts or ()]
     if hosts is not None and not any(placement is not None and placement.remote for placement in placements):
         return interface_address(job.network_interface) if job.network_interface else "127.0.0.1", []
     if job.network_interface:

@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
 from collections.abc import Mapping
-from typing import Protocol
+from typing import IO, Any, Protocol
 
 from horovod.world.interpreter import python_command
 
-__all__ = ["AGENT_COMMAND", "Placement", "PlacementOptions"]
+__all__ = ["AGENT_COMMAND", "Carrier", "Placement", "PlacementOptions"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +19,22 @@ class PlacementOptions:
     ssh_port: int | None = None
     ssh_identity_file: str | None = None
     start_with: str = "ssh"
+
+
+class Carrier(Protocol):
+    """The carrier of an agent's pipes: a process (subprocess.Popen), or a connection (joined.py)."""
+
+    pid: int
+    stdin: IO[bytes] | None
+    stdout: IO[bytes] | None
+    stderr: IO[bytes] | None
+    returncode: int | Any  # None until it was waited for
+
+    def kill(self) -> None:
+        """Ends it at once."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code. Raises subprocess.TimeoutExpired."""
 
 
 class Placement(Protocol):
@@ -32,9 +47,7 @@ class Placement(Protocol):
     def reaches(self, host: str, options: PlacementOptions) -> bool:
         """True if this placement can start an agent on `host`. May look the name up, but asks nothing of the host."""
 
-    def start_agent(
-        self, host: str, environment: Mapping[str, str], options: PlacementOptions
-    ) -> subprocess.Popen[bytes]:
+    def start_agent(self, host: str, environment: Mapping[str, str], options: PlacementOptions) -> Carrier:
         """Starts AGENT_COMMAND on `host` with binary, unbuffered pipes as stdin (orders) and stdout (events).
 
         stderr is a pipe, too, or stays the launcher's. The process ends when the agent has ended, and a kill of it ends

@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: Apache-2.0
+"""horovod.spark.run: a Python function as a job whose ranks run in Spark tasks.
+
+    results = horovod.spark.run(train, args=(0.1,), num_proc=4)
+
+The driver starts a process that supervises the job (launcher/function/supervised.py), and a Spark job of one task a
+rank. Each task starts the launcher's agent on its executor, and carries its pipes to that process (task/relay.py). From
+there on it is a job like horovodrun's: one cause if it fails, all output at the driver, nothing left behind. The
+function and its results do not pass through Spark (launcher/function/exchange.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import selectors
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from horovod import __version__
+from horovod.core import tracebacks
+from horovod.core.exceptions import HorovodInternalError
+from horovod.core.wording import counted
+from horovod.launcher.function.answers import answer_of, memory, read, results
+from horovod.launcher.function.run_task import dumps
+from horovod.launcher.function.supervised import Supervised, put
+from horovod.launcher.job.supervision import Conclusion
+from horovod.settings import Settings, current_environment, environment_of
+from horovod.spark import gpus
+from horovod.spark.job import SparkJob, active_context
+from horovod.spark.slots import is_local, slots_now, wait_for_slots
+from horovod.world.network import interface_address, own_addresses
+from horovod.world.secret import new_secret
+from horovod.world.topology import places_of, ranks_text
+
+__all__ = ["run", "run_elastic"]
+
+_NAME = "horovod.spark.run"
+_PROGRESS_S = 10.0
+_SPARK_END_S = 15.0  # for Spark to tell what has become of an executor, or to end a job whose ranks have ended
+_numbers = itertools.count()
+
+
+def run(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] = {},  # noqa: B006 - the default of Horovod; it is not changed
+    num_proc: int | None = None,
+    start_timeout: float | None = None,
+    use_mpi: bool | None = None,
+    use_gloo: bool | None = None,
+    extra_mpi_args: str | None = None,
+    env: Mapping[str, str] | None = None,
+    stdout: Any = None,
+    stderr: Any = None,
+    verbose: int = 1,
+    nics: Sequence[str] | set[str] | None = None,
+    prefix_output_with_timestamp: bool = False,
+    executable: str | None = None,
+) -> list[Any]:
+    """Runs fn(*args, **kwargs) in `num_proc` Spark tasks at a time; returns the results in rank order.
+
+    `num_proc`: by default as many as Spark's default parallelism. `start_timeout`: how long all tasks may take to
+    start, in seconds; by default HOROVOD_SPARK_START_TIMEOUT. `env`: variables of the ranks, over those of their tasks.
+    `stdout`, `stderr`: objects of the driver that the ranks' output is written to; by default sys.stdout and
+    sys.stderr. `verbose`: 0, only the ranks' output; 1, also how the start goes on; 2, more. `nics`: names of the
+    network interfaces to be used. `executable`: the Python of the ranks, a path on the executors; by default that of
+    their tasks. `use_gloo` changes nothing. The function calls init() itself.
+
+    Blocks until the job has ended. Raises the first exception that a rank raised, caused by its traceback as text;
+    RuntimeError if a rank ended otherwise, or Spark ended its task, with the cause; TimeoutError if the tasks did not
+    start in time; TypeError for a function or arguments that cannot be pickled. KeyboardInterrupt ends the job first.
+    """
+    tracebacks.install()
+    if use_mpi:
+        raise NotImplementedError(
+            f"{_NAME}: use_mpi is not supported: mpirun cannot start processes in Spark tasks\n"
+            "hint: leave use_mpi out; the ranks then find each other as with use_gloo"
+        )
+    if extra_mpi_args:
+        warnings.warn(f"{_NAME}: extra_mpi_args has no effect: the ranks are not started by mpirun", stacklevel=2)
+    if num_proc is not None and num_proc < 1:
+        raise ValueError(f"{_NAME}: num_proc is {num_proc}, expected at least 1")
+    interface = ",".join(sorted(nics or ()))
+    if interface:
+        interface_address(interface)  # raises for a name that is not there
+    parts = {"func": fn, "args": tuple(args), "kwargs": dict(kwargs or {})}
+    call = dumps(tuple(parts.values()), "func", parts, _NAME)
+    task = dumps({"path": sys.path, "call": call}, "func", name=_NAME)
+    context = active_context(_NAME)
+    job = _Job(
+        context,
+        num_proc,
+        Settings.from_environment({**current_environment(), **(env or {})}),
+        verbose,
+        sys.stdout if stdout is None else stdout,
+        sys.stderr if stderr is None else stderr,
+    )
+    return job.run(
+        task,
+        start_timeout,
+        environment={name: str(value) for name, value in (env or {}).items()},
+        python=executable or "",
+        interface=interface,
+        timestamps=prefix_output_with_timestamp,
+    )
+
+
+def run_elastic(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] = {},  # noqa: B006 - as above
+    num_proc: int | None = None,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    start_timeout: float | None = None,
+    elastic_timeout: float | None = None,
+    reset_limit: int | None = None,
+    env: Mapping[str, str] | None = None,
+    stdout: Any = None,
+    stderr: Any = None,
+    verbose: int = 1,
+    nics: Sequence[str] | set[str] | None = None,
+    prefix_output_with_timestamp: bool = False,
+    min_np: int | None = None,
+    max_np: int | None = None,
+) -> list[Any]:
+    """Is to come: raises NotImplementedError."""
+    raise NotImplementedError(
+        "horovod.spark.run_elastic is not in this version\n"
+        "hint: horovod.spark.run has a fixed number of ranks; horovodrun runs elastic jobs (docs/elastic.md)"
+    )
+
+
+class _Job:
+    """One call of run."""
+
+    def __init__(
+        self, context: Any, size: int | None, settings: Settings, verbose: int, stdout: Any, stderr: Any
+    ) -> None:
+        self._context = context
+        self._conf = dict(context.getConf().getAll())
+        self._settings = settings
+        self._verbose = verbose
+        self._stdout, self._stderr = stdout, stderr
+        self._size = context.defaultParallelism if size is None else size
+        if size is None:
+            self._say(f"{counted(self._size, 'process', 'processes')}, inferred from spark.default.parallelism")
+        self._here: dict[int, dict[str, Any]] = {}  # the tasks that have come, by index
+        self._refused: dict[int, dict[str, Any]] = {}  # those of another version
+        self._order: list[dict[str, Any]] = []  # the tasks by rank, once the job has started
+        self._names: list[str] = []  # of their agents
+
+    def run(self, task: bytes, start_timeout: float | None, **plan: Any) -> list[Any]:
+        limit_s = self._settings.spark_start_timeout_s if start_timeout is None else float(start_timeout)
+        begun = time.monotonic()
+        deadline = begun + limit_s
+        master = self._context.master
+        wait_for_slots(self._size, master, self._conf, lambda: slots_now(self._context), deadline, self._say_slots)
+        _warn_of_open_network(master, self._conf)
+        secret = new_secret()
+        with contextlib.ExitStack() as stack:
+            paths = memory(stack, ["task", *(f"result-{rank}" for rank in range(self._size)), "conclusion"])
+            Path(paths[0]).write_bytes(task)
+            if is_local(master) and not plan["interface"]:
+                plan["interface"] = "lo"
+            supervised = Supervised(
+                self._stdout,
+                self._stderr,
+                secret=secret,
+                size=self._size,
+                task=paths[0],
+                answers=paths[1:-1],
+                conclusion=paths[-1],
+                verbose=self._verbose,
+                start_timeout_s=limit_s,
+                **plan,
+            )
+            spark: SparkJob | None = None
+            try:
+                listens = next(iter(supervised.events()), None)
+                if listens is None:
+                    raise RuntimeError(
+                        f"{_NAME}: the process that supervises the job has ended: see its words on stderr"
+                    )
+                spark = SparkJob(self._context, next(_numbers), self._size, self._conf)
+                spark.start(self._addresses(master, plan["interface"]), listens["port"], secret)
+                self._lead(supervised, spark, begun, limit_s)
+                code = supervised.wait()
+                spark.wait(_SPARK_END_S)
+            except BaseException:
+                supervised.end()
+                try:
+                    supervised.wait()
+                finally:  # even if Ctrl-C comes once more
+                    if spark is not None:
+                        spark.cancel(_SPARK_END_S)
+                raise
+            spark.cancel(_SPARK_END_S)
+            answers = [answer_of(rank, path) for rank, path in enumerate(paths[1:-1])]
+            end = read(paths[-1])
+        return self._results(answers, code, end, spark)
+
+    def _addresses(self, master: str, interface: str) -> list[str]:
+        """Where the tasks look for the driver, the best first."""
+        if interface == "lo":
+            return ["127.0.0.1"]
+        named = self._conf.get("spark.driver.host")
+        return list(dict.fromkeys([*([named] if named else []), *own_addresses()]))
+
+    def _lead(self, supervised: Supervised, spark: SparkJob, begun: float, limit_s: float) -> None:
+        """Returns when the supervising process has ended. Raises if the job cannot start, or Spark cancels it."""
+        tell_at = begun + _PROGRESS_S
+        give_up_at: float | None = None  # once Spark's job has failed
+        with selectors.DefaultSelector() as selector:
+            selector.register(supervised, selectors.EVENT_READ)
+            selector.register(spark, selectors.EVENT_READ)
+            while not supervised.ended:
+                times = [give_up_at] if self._order else [begun + limit_s, tell_at, give_up_at]
+                left = [at - time.monotonic() for at in times if at is not None]
+                ready = [key.fileobj for key, _ in selector.select(max(0.0, min(left)) if left else None)]
+                if supervised in ready:
+                    for event in supervised.events():
+                        self._on_event(event, supervised)
+                if spark in ready:
+                    selector.unregister(spark)
+                    if spark.error is not None and (not self._order or spark.was_cancelled):
+                        raise self._failed(spark)
+                    give_up_at = time.monotonic() + _SPARK_END_S
+                now = time.monotonic()
+                if give_up_at is not None and now >= give_up_at:
+                    raise self._failed(spark)
+                if not self._order and now >= begun + limit_s:
+                    raise TimeoutError(self._late(limit_s))
+                if not self._order and now >= tell_at:
+                    tell_at = now + _PROGRESS_S
+                    self._say(self._progress(now - begun, limit_s))
+
+    def _on_event(self, event: dict[str, Any], supervised: Supervised) -> None:
+        if self._order:
+            return  # one more that has come, and was sent away
+        index = event["index"]
+        if event["event"] == "came":
+            self._here[index] = event
+        elif event["event"] == "left":
+            self._here.pop(index, None)
+        elif event["version"] != __version__:
+            self._refused[index] = event
+        if len(self._here) + len(self._refused) < self._size:
+            return
+        if self._refused:
+            raise RuntimeError(self._of_other_versions())
+        self._order = _by_host(list(self._here.values()))
+        places = places_of(self._order)
+        self._names = names = [
+            f"task {one['index']} on {place['hostname']}" for one, place in zip(self._order, places, strict=True)
+        ]
+        given = [
+            gpus.TaskGpus(place["hostname"], tuple(one["gpus"]), one["visible_gpus"])
+            for one, place in zip(self._order, places, strict=True)
+        ]
+        seen = gpus.assign(given, self._settings.spark_local_rank_gpu)
+        environments = {
+            name: {
+                **environment_of(spark_devices=",".join(one.own) or None),
+                **({"CUDA_VISIBLE_DEVICES": one.visible} if one.visible else {}),
+            }
+            for name, one in zip(names, seen, strict=True)
+        }
+        agents = {one["number"]: name for one, name in zip(self._order, names, strict=True)}
+        supervised.order("start", agents=agents, names=names, places=places, environments=environments)
+
+    def _results(self, answers: list[Any], code: int, end: Any, spark: SparkJob) -> list[Any]:
+        errors = [answer.error for answer in answers if answer is not None and answer.error is not None]
+        complete = not errors and None not in answers
+        # A rank's own error goes before what Spark says of the executors, which goes before what their loss causes.
+        if spark.error is not None and not complete and all(isinstance(one, HorovodInternalError) for one in errors):
+            raise self._failed(spark, end)
+        hosts = [one["hostname"] for one in self._order]
+        return results(answers, code, end.text, _NAME, hosts, peers=False)
+
+    def _failed(self, spark: SparkJob, end: Conclusion | None = None) -> RuntimeError:
+        """The error for a job that Spark has ended."""
+        text = f"{_NAME}: {spark.why()}"
+        if end is not None and end.lost:
+            ranks = [rank for rank, name in enumerate(self._names) if name in end.lost]
+            hosts = dict.fromkeys(self._order[rank]["hostname"] for rank in ranks)
+            text += f"; {ranks_text(ranks)} on {', '.join(hosts)} ended with it"
+        return RuntimeError("\n".join([text, *([end.text] if end is not None and end.text else [])]))
+
+    # texts
+
+    def _say(self, text: str) -> None:
+        if self._verbose:
+            put(self._stderr, f"horovod.spark: {text}\n")
+
+    def _say_slots(self, slots: int) -> None:
+        self._say(f"{self._size} tasks need as many slots; Spark has {slots} now")
+
+    def _progress(self, seconds: float, limit_s: float) -> str:
+        hosts = [one["hostname"] for one in self._here.values()]
+        where = " ".join(f"{host}:{hosts.count(host)}" for host in dict.fromkeys(hosts))
+        return (
+            f"{len(hosts)} of {counted(self._size, 'task')} run after {seconds:.0f} s"
+            f"{f' (hosts {where})' if where else ''}; the job ends in {limit_s - seconds:.0f} s (start_timeout)"
+        )
+
+    def _late(self, limit_s: float) -> str:
+        here = [f"task {index} on {one['hostname']}" for index, one in sorted(self._here.items())]
+        return (
+            f"Timed out waiting for Spark tasks to start: {len(here)} of {counted(self._size, 'task')} came within "
+            f"{limit_s:g} s{': ' + ', '.join(here) if here else ''}\n"
+            "hint: each process needs a Spark task of its own: does Spark have so many free slots? A larger "
+            "start_timeout gives a cluster time to start executors"
+        )
+
+    def _of_other_versions(self) -> str:
+        lines = [
+            f"  host {one['hostname']} has hvd {one['version']} in {one['python']}" for one in self._refused.values()
+        ]
+        return "\n".join(
+            [
+                f"{_NAME}: the driver has hvd {__version__}, but {len(lines)} of {counted(self._size, 'task')} have "
+                "another version",
+                *dict.fromkeys(lines),
+                f"hint: install hvd {__version__} into the Python of the executors; spark.pyspark.python names another "
+                "one",
+            ]
+        )
+
+
+def _by_host(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The tasks in rank order: the ranks of a host are neighbours, and the host of task 0 comes first."""
+    tasks = sorted(tasks, key=lambda one: int(one["index"]))
+    hosts = list(dict.fromkeys((one["hostname"], one["machine"]) for one in tasks))
+    return sorted(tasks, key=lambda one: hosts.index((one["hostname"], one["machine"])))
+
+
+def _warn_of_open_network(master: str, conf: Mapping[str, str]) -> None:
+    """The secret travels inside of Spark's tasks."""
+    encrypted = any(conf.get(name, "false") == "true" for name in ("spark.network.crypto.enabled", "spark.ssl.enabled"))
+    if not is_local(master) and not (conf.get("spark.authenticate", "false") == "true" and encrypted):
+        warnings.warn(
+            "horovod.spark.run: the job's secret reaches the executors by Spark's network, which is open\n"
+            "hint: spark.authenticate=true and spark.network.crypto.enabled=true protect it",
+            stacklevel=4,
+        )

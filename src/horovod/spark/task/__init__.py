@@ -1,0 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Spark tasks that become ranks, and the devices of a rank's task."""
+
+from horovod.spark.task.task_info import get_available_devices
+
+__all__ = ["get_available_devices"]

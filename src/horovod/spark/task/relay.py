@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs in a Spark task: starts the launcher's agent, which holds the rank, and carries its orders and events.
+
+The rank is not a process of the Spark worker's group: what Spark kills, it kills at once, and the agent ends its rank
+in order when its connection has gone.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import sys
+from typing import Any
+
+from horovod.launcher.placement.joined import bring
+from horovod.settings import current_environment
+from horovod.world.channel import ChannelError
+from horovod.world.network import machine
+
+__all__ = ["relay"]
+
+
+def relay(index: int, addresses: list[str], port: int, secret: bytes) -> None:
+    """Returns when the rank has ended, however it did: the driver knows. Raises RuntimeError if it cannot be asked."""
+    from pyspark import SparkFiles, TaskContext
+
+    context: Any = TaskContext.get()
+    gpus = context.resources().get("gpu")
+    environment = current_environment()
+    said = {
+        "index": index,
+        "attempt": context.attemptNumber(),
+        "hostname": socket.gethostname(),
+        "machine": machine(),
+        "python": f"{sys.executable} (Python {platform.python_version()})",
+        "gpus": list(gpus.addresses) if gpus is not None else [],
+        "visible_gpus": environment.get("CUDA_VISIBLE_DEVICES"),
+    }
+    # The files of sc.addPyFile and --py-files, which Spark puts on the path of its own workers alone.
+    shipped = [path for path in sys.path if path.startswith(SparkFiles.getRootDirectory())]
+    if shipped:
+        known = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = os.pathsep.join([*shipped, *([known] if known else [])])
+    try:
+        bring(addresses, port, secret, said, environment)
+    except ChannelError as error:
+        raise RuntimeError(
+            f"horovod.spark.run: the task on host {socket.gethostname()} cannot reach the driver: {error}\n"
+            "hint: spark.driver.host names an address of the driver that executors reach; a firewall must let "
+            "them connect to any port there"
+        ) from None

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""horovod.spark.run on two executors, each with a GPU that a script invents; and drivers that are killed."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.extent import SLACK_S
+from support.spark import GONE_S, assert_nothing_is_left, processes_of_jobs, session
+
+import horovod.spark
+from horovod.core import pickling
+from horovod.settings import current_environment
+from horovod.spark import runner
+from horovod.spark.job import SparkJob
+from horovod.spark.task import get_available_devices
+
+pytest.importorskip("pyspark", reason="not run: pyspark is not installed")
+pytestmark = pytest.mark.thorough
+pickling.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the ranks cannot import the tests
+
+# Both workers are on this machine: each takes the next GPU.
+DISCOVERY = """#!/bin/sh
+at=4
+while ! mkdir {folder}/$at 2>/dev/null; do at=$((at + 1)); done
+echo '{{"name": "gpu", "addresses": ["'$at'"]}}'
+"""
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    folder = tmp_path_factory.mktemp("gpus")
+    script = folder / "discover"
+    script.write_text(DISCOVERY.format(folder=folder))
+    script.chmod(0o755)
+    gpus = {f"{of}_resource_gpu_amount": "1" for of in ("worker", "executor", "task")}
+    gpus["worker_resource_gpu_discoveryScript"] = str(script)
+    gpus["task_maxFailures"] = "4"
+    with session("local-cluster[2,1,1024]", tmp_path_factory.mktemp("home"), **gpus) as one:
+        yield one
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    yield
+    assert_nothing_is_left()
+
+
+def run(*arguments: Any, **more: Any) -> list[Any]:
+    quiet = {"stdout": io.StringIO(), "stderr": io.StringIO()}
+    return horovod.spark.run(*arguments, **{"num_proc": 2, "verbose": 0, **quiet, **more})
+
+
+def look() -> tuple[Any, ...]:
+    import numpy as np
+
+    import horovod.core as hvd
+
+    hvd.init()
+    total = float(hvd.allreduce(np.ones(1), op=hvd.Sum, name="total")[0])
+    place = (hvd.rank(), hvd.local_rank(), hvd.local_size(), hvd.cross_size(), total)
+    return place, current_environment()["CUDA_VISIBLE_DEVICES"], get_available_devices()
+
+
+def of_java(pid: int, word: str) -> int:
+    """The first process above this one whose command has the word."""
+    while word not in Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\\0", b" ").decode():
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        assert pid > 1, word
+    return pid
+
+
+def kill_above(word: str) -> None:
+    import signal
+
+    import horovod.core as hvd
+
+    hvd.init()
+    if hvd.rank() == 1:
+        os.kill(of_java(os.getpid(), word), signal.SIGKILL)
+    signal.pause()
+
+
+def test_executors_of_one_machine_are_one_host_whose_ranks_see_all_their_gpus(spark: Any) -> None:
+    results = run(look)
+    assert [place for place, _, _ in results] == [(0, 0, 2, 1, 2.0), (1, 1, 2, 1, 2.0)]
+    own = [devices for _, _, devices in results]
+    assert sorted(own) == [["4"], ["5"]]
+    assert {visible for _, visible, _ in results} == {",".join(device for (device,) in own)}
+    seen = run(look, env={"HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX": "1", "CUDA_VISIBLE_DEVICES": "7,8"})
+    assert [visible for _, visible, _ in seen] == ["7,8", "7,8"]
+
+
+def test_a_task_that_spark_starts_again_does_not_join(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with dynamic allocation: tasks without a barrier are retried. The first cause stands."""
+
+    class Plain(SparkJob):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments[:-1], {"spark.dynamicAllocation.enabled": "true"})
+
+    monkeypatch.setattr(runner, "SparkJob", Plain)
+    assert len(run(look)) == 2
+    with pytest.raises(RuntimeError, match="no result from rank 0, 1\n.*task . on .* was lost: its agent"):
+        run(kill_above, ("pyspark.daemon",))
+
+
+def test_a_lost_executor_is_named_with_its_ranks(spark: Any) -> None:
+    begun = time.monotonic()
+    text = r"Spark job has failed: executor . was lost: .*137; rank 1 on .+ ended with it\nhorovodrun: task . on .+ was"
+    with pytest.raises(RuntimeError, match=text):
+        run(kill_above, ("CoarseGrainedExecutorBackend",))
+    assert time.monotonic() - begun < 10.0 + SLACK_S
+    assert len(run(look)) == 2  # on the executor that Spark has started in its place
+
+
+DRIVER = """
+import signal, sys
+from pathlib import Path
+sys.path[:0] = {path!r}
+from support.spark import session
+import horovod.spark
+
+def hang():
+    import signal, horovod.core as hvd
+    hvd.init()
+    print("ready", flush=True)
+    signal.pause()
+
+with session("local[2]", Path({home!r})):
+    horovod.spark.run(hang, num_proc=2)
+"""
+
+
+def test_nothing_is_left_of_a_driver_that_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "driver.py"
+    script.write_text(DRIVER.format(path=[one for one in sys.path if one.endswith("tests")], home=str(tmp_path)))
+    with subprocess.Popen(
+        [sys.executable, script], stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as driver:
+        assert driver.stdout is not None
+        ready = [line for line in (driver.stdout.readline() for _ in range(2)) if re.search("ready", line)]
+        assert len(ready) == 2 and processes_of_jobs()
+        os.kill(driver.pid, signal.SIGKILL)
+        assert_nothing_is_left(GONE_S)

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""horovod.spark.run in a local session: two slots, in which all the ways of a job's end happen."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.extent import SLACK_S
+from support.pages import ROOT, scripts_of
+from support.spark import Watched, assert_nothing_is_left, processes_of_jobs, session
+
+import horovod.spark
+from horovod.core import pickling
+from horovod.settings import current_environment
+from horovod.spark import runner
+
+pytest.importorskip("pyspark", reason="not run: pyspark is not installed")
+pickling.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the ranks cannot import the tests
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with session("local[2]", tmp_path_factory.mktemp("home")) as one:
+        yield one
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(spark: Any) -> Iterator[None]:
+    yield
+    assert_nothing_is_left()
+    assert not spark.sparkContext.statusTracker().getActiveJobsIds()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("horovod")]
+
+
+def run(*arguments: Any, **more: Any) -> list[Any]:
+    return horovod.spark.run(*arguments, **{"num_proc": 2, "verbose": 0, **more})
+
+
+def train(factor: float, offset: float = 0.0) -> dict[str, Any]:
+    import numpy as np
+
+    import horovod.core as hvd
+
+    hvd.init()
+    total = hvd.allreduce(np.array([factor * (hvd.rank() + 1)]), op=hvd.Sum, name="total")
+    print(f"rank {hvd.rank()} of {hvd.size()}")
+    print(f"error of rank {hvd.rank()}", file=sys.stderr)
+    environment = current_environment()
+    return {
+        "place": (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()),
+        "total": float(total[0]) + offset,
+        "variables": [environment.get(name) for name in ("MARK", "HOROVOD_SPARK_DEVICES", "CUDA_VISIBLE_DEVICES")],
+        "python": sys.executable,
+        "threads": environment["OMP_NUM_THREADS"],
+    }
+
+
+def test_results_come_by_rank_and_output_goes_where_the_caller_says() -> None:
+    out, err = io.StringIO(), io.BytesIO()
+    env = {"MARK": "yes", "OMP_NUM_THREADS": "1"}
+    results = run(train, (2.0,), {"offset": 0.5}, env=env, stdout=out, stderr=err, verbose=2)
+    assert [one["place"] for one in results] == [(0, 2, 0, 2, 0, 1), (1, 2, 1, 2, 0, 1)]
+    for one in results:
+        assert (one["total"], one["variables"]) == (6.5, ["yes", None, None])
+        assert (one["python"], one["threads"]) == (sys.executable, "1")
+    assert sorted(out.getvalue().splitlines()) == [f"[{rank}]<stdout>:rank {rank} of 2" for rank in (0, 1)]
+    for rank in (0, 1):
+        assert f"[{rank}]<stderr>:error of rank {rank}\n".encode() in err.getvalue()
+    assert b"horovodrun: all hosts are ready" in err.getvalue()
+
+
+def test_jobs_follow_each_other_and_num_proc_is_inferred(capsys: pytest.CaptureFixture[str]) -> None:
+    """The default output is sys.stdout, whatever it is."""
+    for offset in (1.0, 2.0):
+        (first, second) = horovod.spark.run(train, kwargs={"factor": 1.0, "offset": offset}, use_gloo=True)
+        assert first["total"] == second["total"] == 3.0 + offset
+    out, err = capsys.readouterr()
+    assert out.count("[1]<stdout>:rank 1 of 2\n") == 2
+    assert err.count("horovod.spark: 2 processes, inferred from spark.default.parallelism\n") == 2
+
+
+def test_the_script_of_the_page_prints_what_it_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch", reason="not run: torch is not installed")
+    (script,) = scripts_of(ROOT / "docs" / "spark.md")
+    exec(compile(script.code, script.file, "exec"), {"__name__": "__main__"})
+    printed = [re.sub(r"\d+\.\d+", "0.0", line) for line in capsys.readouterr().out.splitlines()]
+    assert sorted(printed) == sorted(re.sub(r"\d+\.\d+", "0.0", line) for line in script.printed)
+
+
+def test_output_that_cannot_be_written_does_not_end_the_job() -> None:
+    class Broken:
+        def write(self, text: str) -> None:
+            raise OSError("no such screen")
+
+    err = io.StringIO()
+    with pytest.warns(UserWarning, match="output can no longer be written: OSError.*no such screen"):
+        assert len(run(train, (1.0,), stdout=Broken(), stderr=err, prefix_output_with_timestamp=True)) == 2
+    for line in err.getvalue().splitlines():
+        stamp, _, rest = line.partition("[")
+        assert re.search(r"\d\d:\d\d:\d\d", stamp) and "<stderr>:error of rank" in rest
+
+
+class OwnError(Exception):
+    def __init__(self, rank: int, why: str) -> None:
+        super().__init__(rank, why)
+
+
+def fail(how: str) -> None:
+    import numpy as np
+
+    import horovod.core as hvd
+
+    hvd.init()
+    if hvd.rank() == 1:
+        if how == "raise":
+            raise OwnError(1, "own")
+        if how == "exit":
+            sys.exit(3)
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "worker":
+            pid = os.getpid()
+            while b"pyspark.daemon" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+                pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            os.kill(pid, signal.SIGKILL)
+            signal.pause()
+    hvd.allreduce(np.ones(4), name="never")
+
+
+@pytest.mark.parametrize(
+    "how, kind, text, cause",
+    [
+        ("raise", OwnError, r"\(1, 'own'\)", "(?s)rank 1 on host .+:\nTraceback .+ in fail\n.+OwnError"),
+        ("exit", RuntimeError, r"rank 1 called sys.exit\(3\)", "rank 1 on host "),
+        (
+            "kill",
+            RuntimeError,
+            "(?s)horovod.spark.run: the job ended with exit code 137; no result from rank 1\n.*"
+            "horovodrun: rank 1 on host .+ was killed by SIGKILL\n.*as the ranks saw it: .*died.*\nhint: ",
+            None,
+        ),
+        (
+            "worker",
+            RuntimeError,
+            "Spark job has failed: Python worker exited unexpectedly.*; rank 1 on .+ ended with it\nhorovodrun: task 1",
+            None,
+        ),
+    ],
+)
+def test_one_error_names_the_cause(how: str, kind: type[Exception], text: str, cause: str | None) -> None:
+    begun = time.monotonic()
+    with pytest.raises(kind, match=text) as caught:
+        run(fail, (how,), stdout=io.StringIO(), stderr=io.StringIO())
+    assert time.monotonic() - begun < 3.0 + SLACK_S
+    assert re.search(cause or "^None$", str(caught.value.__cause__))
+
+
+def hang() -> None:
+    import horovod.core as hvd
+
+    hvd.init()
+    print("all are here")
+    signal.pause()
+
+
+def test_a_job_that_spark_cancels_ends_its_ranks(spark: Any) -> None:
+    out = Watched("all are here", spark.sparkContext.cancelAllJobs)
+    with pytest.raises(RuntimeError, match="horovod.spark.run: Spark job has failed: Job .* cancelled") as caught:
+        run(hang, stdout=out, stderr=io.StringIO())
+    assert "\tat " not in str(caught.value)
+
+
+def test_ctrl_c_ends_the_job_and_cancels_the_spark_job() -> None:
+    out = Watched("all are here", lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        run(hang, stdout=out, stderr=io.StringIO())
+
+
+def test_the_end_of_the_supervising_process_ends_the_ranks() -> None:
+    def kill() -> None:
+        (supervisor,) = [pid for pid, text in processes_of_jobs().items() if "function.supervised" in text]
+        os.kill(supervisor, signal.SIGKILL)
+
+    with pytest.raises(RuntimeError, match="no result from rank 0, 1"):
+        run(hang, stdout=Watched("all are here", kill), stderr=io.StringIO())
+
+
+def test_more_ranks_than_slots_are_refused_at_once() -> None:
+    begun = time.monotonic()
+    with pytest.raises(RuntimeError, match=r"needs 3 tasks at a time, but Spark has 2 slots \(local\[2\]\)\nhint: "):
+        run(train, (1.0,), num_proc=3)
+    assert time.monotonic() - begun < 2.0 + SLACK_S
+
+
+def test_tasks_that_do_not_start_in_time(spark: Any, tmp_path: Path) -> None:
+    """Another job has one of the slots."""
+    release = tmp_path / "release"
+    os.mkfifo(release)
+
+    def occupy(_: Any) -> Iterator[Any]:
+        Path(release).read_bytes()  # until its other end is closed
+        return iter(())
+
+    busy = threading.Thread(target=lambda: spark.sparkContext.parallelize([0], 1).mapPartitions(occupy).collect())
+    busy.start()
+    try:
+        with open(release, "w"):
+            text = "^Timed out waiting for Spark tasks to start: 0 of 2 tasks came within 1 s\nhint: each process"
+            with pytest.raises(TimeoutError, match=text):
+                run(train, (1.0,), start_timeout=1)
+    finally:
+        busy.join()
+    assert len(run(train, (1.0,), stdout=io.StringIO(), stderr=io.StringIO())) == 2
+
+
+def test_what_cannot_be_pickled_is_named() -> None:
+    lock = threading.Lock()
+    with pytest.raises(TypeError, match="func cannot be pickled: .*the variable lock"):
+        run(lambda: lock.locked())
+    with pytest.raises(TypeError, match="horovod: the result of rank . cannot be pickled: cannot pickle"):
+        run(threading.Lock, stdout=io.StringIO(), stderr=io.StringIO())
+
+
+def test_a_python_without_hvd_is_named(spark: Any, tmp_path: Path) -> None:
+    """One of the same version, which finds pyspark alone."""
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    bare.chmod(0o755)
+    context, usual = spark.sparkContext, spark.sparkContext.pythonExec
+    context.pythonExec = str(bare)
+    try:
+        text = "horovod.spark.run: the Python of host .* lacks hvd: .*: No module named 'horovod'\nhint: install hvd"
+        with pytest.raises(RuntimeError, match=text) as caught:
+            run(train, (1.0,), stderr=io.StringIO())
+    finally:
+        context.pythonExec = usual
+    assert "Traceback" not in str(caught.value) and "\tat " not in str(caught.value)
+
+
+def test_a_driver_that_tasks_cannot_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner._Job, "_addresses", lambda *_: ["127.0.0.2", "127.0.0.3"])
+    text = r"the task on host .* cannot reach the driver: .* at 127.0.0.2:\d+ \(Connection refused\), 127.0.0.3:\d+ "
+    with pytest.raises(RuntimeError, match=text + r"\(Connection refused\)\nhint: spark.driver.host names"):
+        run(train, (1.0,), stderr=io.StringIO())
+
+
+def test_without_a_classic_session_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "import horovod.spark as hs; hs.run(print)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "Could not find an active SparkContext: horovod.spark.run runs in a PySpark session\nhint: " in done.stderr
+    monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
+    with pytest.raises(
+        NotImplementedError, match="does not work with Spark Connect yet: .*\nhint: run the script with"
+    ):
+        run(train, (1.0,))
+
+
+def test_a_python_that_is_not_there_is_told_for_each_task() -> None:
+    text = "(?s)2 of 2 hosts are not ready.*task 0 on .* has no program /nowhere/python.*task 1 on "
+    with pytest.raises(RuntimeError, match=text):
+        run(train, (1.0,), executable="/nowhere/python", stderr=io.StringIO())

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sessions of Spark for tests, and the processes that their ranks may leave behind."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import horovod
+from horovod.settings import changed_environment
+from support.extent import SLACK_S
+
+GONE_S = 6.0 + SLACK_S  # Spark ends a worker after 2 s, and its agent then ends the rank within 3 s
+
+
+@contextlib.contextmanager
+def session(master: str, home: Path, **conf: str) -> Iterator[Any]:
+    """A session whose workers use this Python. `conf`: names without `spark.`, and `_` for `.`."""
+    from pyspark.sql import SparkSession
+
+    variables = {"HOME": str(home), "PYSPARK_PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+    variables["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", "")]))
+    with changed_environment(**{name: value or None for name, value in variables.items()}):
+        builder = SparkSession.builder.master(master).appName("tests")
+        given = {
+            "driver.memory": "1g",
+            "executor.memory": "700m",
+            "ui.enabled": "false",
+            "driver.bindAddress": "127.0.0.1",
+            "driver.host": "127.0.0.1",
+            "ui.showConsoleProgress": "false",
+            "task.maxFailures": "1",
+            "local.dir": str(home),
+            "sql.warehouse.dir": str(home / "warehouse"),
+            **{name.replace("_", "."): value for name, value in conf.items()},
+        }
+        for name, value in given.items():
+            builder = builder.config(f"spark.{name}", value)
+        spark = builder.getOrCreate()
+        spark.sparkContext.setLogLevel("ERROR")
+        try:
+            yield spark
+        finally:
+            spark.stop()
+
+
+class Watched(io.StringIO):
+    """Output that calls `then` in another thread's place once it holds `word`."""
+
+    def __init__(self, word: str, then: Callable[[], object]) -> None:
+        super().__init__()
+        self._word = word
+        self._then: Callable[[], object] | None = then
+
+    def write(self, text: str) -> int:
+        written = super().write(text)
+        if self._then is not None and self._word in self.getvalue():
+            then, self._then = self._then, None
+            then()
+        return written
+
+
+def processes_of_jobs() -> dict[int, str]:
+    """The agents, ranks and supervising processes of this package that run now, by pid."""
+    root, found = str(Path(horovod.__file__).resolve().parent.parent), {}
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            command = (entry / "cmdline").read_bytes().decode(errors="replace") if entry.name.isdigit() else ""
+            state = (entry / "stat").read_text().rpartition(")")[2].split()[0] if command else "Z"
+            if "horovod.launcher." in command and root in command and state != "Z":
+                found[int(entry.name)] = command
+    return found
+
+
+def assert_nothing_is_left(within_s: float = GONE_S) -> None:
+    until = time.monotonic() + within_s
+    while left := processes_of_jobs():
+        assert time.monotonic() < until, left
+        time.sleep(0.05)

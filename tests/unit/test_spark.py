@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of horovod.spark that need no JVM: slots, GPUs, the words of Spark, and what is refused at once."""
+
+from __future__ import annotations
+
+import io
+import threading
+import warnings
+from typing import Any
+
+import pytest
+
+import horovod.spark
+from horovod.settings import Settings, changed_environment
+from horovod.spark import runner
+from horovod.spark.gpus import GpusError, RankGpus, TaskGpus, assign
+from horovod.spark.job import reason_in
+from horovod.spark.slots import NoSlotsError, most_slots, wait_for_slots
+from horovod.spark.task import get_available_devices
+
+
+class Clock:
+    """`slots` by the second in which they are there."""
+
+    def __init__(self, **slots: int | None) -> None:
+        self.now = 0.0
+        self.slots = {int(at[1:]): count for at, count in slots.items()}
+        self.told: list[int] = []
+
+    def look(self) -> int | None:
+        return self.slots[max(at for at in self.slots if at <= self.now)]
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def wait(self, needed: int, master: str, **conf: str) -> float:
+        named = {f"spark.{name.replace('_', '.')}": value for name, value in conf.items()}
+        wait_for_slots(needed, master, named, self.look, 600.0, self.told.append, lambda: self.now, self.sleep)
+        return self.now
+
+
+@pytest.mark.parametrize(
+    "slots, needed, master, conf, waited_s",
+    [
+        ({"_0": 4}, 4, "yarn", {}, 0.0),
+        ({"_0": None}, 4, "yarn", {}, 0.0),  # a Spark that does not tell
+        ({"_0": 0, "_5": 4}, 4, "spark://a:7077", {}, 5.0),
+        ({"_0": 1, "_5": 2}, 2, "local-cluster[2,1,1024]", {}, 5.0),
+        ({"_0": 2, "_9": 8}, 8, "yarn", {"executor_instances": "4", "executor_cores": "2"}, 9.0),
+        ({"_0": 0}, 4, "spark://a:7077", {}, 600.0),
+        ({"_0": 1}, 4, "yarn", {"dynamicAllocation_enabled": "true"}, 0.0),
+    ],
+)
+def test_slots_that_may_come_are_waited_for(
+    slots: dict[str, int | None], needed: int, master: str, conf: dict[str, str], waited_s: float
+) -> None:
+    clock = Clock(**slots)
+    assert clock.wait(needed, master, **conf) == pytest.approx(waited_s, abs=0.3)
+    assert len(clock.told) == int(waited_s // 10) or waited_s == 600.0
+
+
+@pytest.mark.parametrize(
+    "slots, master, conf, within_s",
+    [
+        ({"_0": 2}, "local[2]", {}, 0.0),
+        ({"_0": 2}, "local-cluster[2,1,1024]", {}, 2.3),
+        ({"_0": 4}, "spark://a:7077", {"task_cpus": "1"}, 2.3),
+        ({"_0": 4}, "yarn", {"executor_instances": "2", "executor_cores": "2"}, 2.3),
+    ],
+)
+def test_too_few_slots_are_told_at_once(
+    slots: dict[str, int | None], master: str, conf: dict[str, str], within_s: float
+) -> None:
+    clock = Clock(**slots)
+    with pytest.raises(NoSlotsError) as caught:
+        clock.wait(8, master, **conf)
+    assert clock.now <= within_s
+    made_of = ", ".join([master, *(f"spark.{name.replace('_', '.')} {value}" for name, value in conf.items())])
+    assert f"needs 8 tasks at a time, but Spark has {slots['_0']} slots ({made_of})\nhint: " in str(caught.value)
+
+
+def test_the_most_slots_follow_from_the_configuration() -> None:
+    assert most_slots("local-cluster[3, 4, 1024]", {"spark.task.cpus": "2"}) == 6
+    assert most_slots("k8s://x", {"spark.executor.instances": "3", "spark.executor.cores": "5"}) == 15
+    assert most_slots("spark://a:7077", {}) is None
+
+
+A0, A1, B0 = TaskGpus("a", ("0",)), TaskGpus("a", ("1",)), TaskGpus("b", ("0",))
+
+
+@pytest.mark.parametrize(
+    "tasks, expected",
+    [
+        ([TaskGpus("a"), TaskGpus("a")], [RankGpus(None, ()), RankGpus(None, ())]),
+        ([A1, A0, B0], [RankGpus("1,0", ("1",)), RankGpus("1,0", ("0",)), RankGpus("0", ("0",))]),
+        ([TaskGpus("a", ("0", "1")), TaskGpus("a", ("2", "3"))], [
+            RankGpus("0,1,2,3", ("0", "1")), RankGpus("0,1,2,3", ("2", "3"))]),
+        # The platform's variable is longer: addresses are positions in it.
+        ([TaskGpus("a", ("0",), "4,6"), TaskGpus("a", ("1",), "4,6")],
+         [RankGpus("4,6", ("0",)), RankGpus("4,6", ("1",))]),
+        # It is the task's own: it stays, and the rank's GPU is its first.
+        ([TaskGpus("a", ("3",), "3"), TaskGpus("a", ("5",), "5")], [RankGpus(None, ("0",)), RankGpus(None, ("0",))]),
+        ([TaskGpus("a", ("7",), "4,6")], [RankGpus(None, ("0",))]),
+        ([TaskGpus("a", (), "4,6")], [RankGpus(None, ())]),
+    ],
+)  # fmt: skip
+def test_each_rank_sees_the_gpus_of_its_hosts_tasks(tasks: list[TaskGpus], expected: list[RankGpus]) -> None:
+    assert assign(tasks) == expected
+    assert [one.visible for one in assign(tasks, by_local_rank=True)] == [None] * len(tasks)
+
+
+@pytest.mark.parametrize(
+    "tasks, what",
+    [
+        ([A0, A0, B0], "a GPU of host a was given to two tasks\n  rank 0: 0\n  rank 1: 0\nhint: "),
+        ([B0, A0, TaskGpus("a")], "host a has 2 ranks, but 1 GPU\n  rank 1: 0\n  rank 2: no GPU\nhint: "),
+        ([TaskGpus("a", ("0",), "4,6"), TaskGpus("a", ("0",), "4,6")], "a GPU of host a was given to two tasks"),
+    ],
+)
+def test_gpus_that_cannot_be_divided_are_told_before_training(tasks: list[TaskGpus], what: str) -> None:
+    with pytest.raises(GpusError) as caught:
+        assign(tasks)
+    assert what in str(caught.value)
+    assert len(assign(tasks, by_local_rank=True)) == len(tasks)
+
+
+def test_a_rank_knows_the_devices_of_its_task() -> None:
+    assert get_available_devices() == []
+    with changed_environment(HOROVOD_SPARK_DEVICES="2,3"):
+        assert get_available_devices() == ["2", "3"]
+
+
+JVM = "An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.\n: org.apache.spark."
+FAILED = JVM + "SparkException: Job aborted due to stage failure: Could not recover from a failed barrier ResultStage. "
+STAGE = (
+    FAILED + "Most recent failure reason: Stage failed because barrier task ResultTask(6, 1) finished unsuccessfully.\n"
+)
+PYTHON = JVM + "api.python.PythonException: Traceback (most recent call last):\n  File 'worker.py', line 1, in main\n"
+TRACE = "\n\tat org.apache.spark.rdd.RDD.collect(RDD.scala:1122)\n\tat java.base/java.lang.Thread.run(Thread.java:840)"
+LACKS = "the Python of host b lacks hvd: /usr/bin/python3 (Python 3.11.2): No module\nhint: install hvd there"
+
+
+@pytest.mark.parametrize(
+    "text, reason",
+    [
+        (
+            JVM + "SparkException: [SPARK_JOB_CANCELLED] Job 5 cancelled as part of all jobs SQLSTATE: XXKDA" + TRACE,
+            "Spark job has failed: Job 5 cancelled as part of all jobs",
+        ),
+        (
+            STAGE + "ExecutorLostFailure (executor 0 exited caused by one of the running tasks) Reason: Command exited "
+            "with code 137" + TRACE,
+            "Spark job has failed: executor 0 was lost: Command exited with code 137",
+        ),
+        (STAGE + "TaskKilled (by the user)" + TRACE, "Spark job has failed: Spark ended a task: by the user"),
+        (PYTHON + f"RuntimeError: horovod.spark.run: {LACKS}\n" + TRACE, LACKS),
+        (
+            PYTHON + "pyspark.errors.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] 3.9 and 3.11\n" + TRACE,
+            "Spark job has failed: pyspark.errors.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] 3.9 and 3.11",
+        ),
+        ("Answer from Java side is empty", "Spark job has failed: Answer from Java side is empty"),
+    ],
+)
+def test_the_reason_of_a_failed_spark_job_is_found_among_its_traces(text: str, reason: str) -> None:
+    assert reason_in(text) == reason
+
+
+class Context:
+    """What a job asks of a SparkContext before it starts."""
+
+    master, defaultParallelism = "yarn", 2
+
+    def getConf(self) -> Context:
+        return self
+
+    def getAll(self) -> list[tuple[str, str]]:
+        return []
+
+
+def test_tasks_of_another_version_are_told_in_one_report() -> None:
+    job = runner._Job(Context(), None, Settings(), 1, None, said := io.StringIO())
+    assert said.getvalue() == "horovod.spark: 2 processes, inferred from spark.default.parallelism\n"
+    one = {"event": "refused", "version": "0.1", "python": "/usr/bin/python3 (Python 3.11.2)"}
+    job._on_event({**one, "index": 0, "hostname": "a"}, None)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError) as caught:
+        job._on_event({**one, "index": 1, "hostname": "b"}, None)  # type: ignore[arg-type]
+    assert str(caught.value).splitlines()[:3] == [
+        f"horovod.spark.run: the driver has hvd {horovod.__version__}, but 2 of 2 tasks have another version",
+        "  host a has hvd 0.1 in /usr/bin/python3 (Python 3.11.2)",
+        "  host b has hvd 0.1 in /usr/bin/python3 (Python 3.11.2)",
+    ]
+    assert job._progress(12.0, 600.0) == "0 of 2 tasks run after 12 s; the job ends in 588 s (start_timeout)"
+    job._here = {index: {"hostname": name} for index, name in enumerate("aba")}
+    assert job._progress(12.0, 600.0).startswith("3 of 2 tasks run after 12 s (hosts a:2 b:1); the job ends")
+    assert "3 of 2 tasks came within 5 s: task 0 on a, task 1 on b, task 2 on a\nhint: " in job._late(5.0)
+
+
+def test_the_ranks_of_a_host_are_neighbours_and_that_of_task_0_comes_first() -> None:
+    tasks = [
+        {"index": index, "hostname": name, "machine": "m"} for index, name in ((3, "b"), (0, "c"), (2, "c"), (1, "b"))
+    ]
+    assert [task["index"] for task in runner._by_host(tasks)] == [0, 2, 1, 3]
+
+
+def test_an_open_network_is_warned_of_unless_spark_protects_it() -> None:
+    closed = {"spark.authenticate": "true", "spark.network.crypto.enabled": "true"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        runner._warn_of_open_network("local-cluster[2,1,1024]", {})
+        runner._warn_of_open_network("yarn", closed)
+    for conf in ({}, {"spark.authenticate": "true"}, {"spark.network.crypto.enabled": "true"}):
+        with pytest.warns(UserWarning, match="secret reaches the executors by Spark's network, which is open\nhint: "):
+            runner._warn_of_open_network("yarn", conf)
+
+
+def nothing() -> None: ...
+
+
+@pytest.mark.parametrize(
+    "arguments, kind, text",
+    [
+        ({"use_mpi": True}, NotImplementedError, "use_mpi is not supported: .*\nhint: "),
+        ({"num_proc": 0}, ValueError, "num_proc is 0, expected at least 1"),
+        ({"nics": ["nowhere0"]}, ValueError, "no network interface 'nowhere0'"),
+        ({"args": (threading.Lock(),)}, TypeError, "func cannot be pickled: .*lock.* \\(in args, item 0"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_starts(
+    arguments: dict[str, Any], kind: type[Exception], text: str
+) -> None:
+    with pytest.raises(kind, match=f"(?s){text}"):
+        horovod.spark.run(nothing, **arguments)
+
+
+def test_run_elastic_says_what_works() -> None:
+    with pytest.raises(NotImplementedError, match="run_elastic is not in this version\nhint: horovod.spark.run has"):
+        horovod.spark.run_elastic(nothing)
+
+
+def test_the_names_of_conf_are_pairs_for_both_names_of_spark() -> None:
+    conf = horovod.spark.conf
+    pairs = [getattr(conf, name) for name in conf.__all__ if isinstance(getattr(conf, name), tuple)]
+    assert len(pairs) == 17 and all(isinstance(part, str) for pair in pairs for part in pair)
+    assert conf.since_3_1(conf.SPARK_CONF_BLACKLIST_ENABLED) == ("spark.excludeOnFailure.enabled", "true")
+    assert conf.since_3_1(conf.SPARK_CONF_ALWAYS_RESTART_FAILED_TASK)[0] == "spark.task.maxFailures"
