@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,12 +14,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.pages import ROOT, scripts_of
+from support.spark import session
 
 import horovod
 from horovod.spark.common import util
 from horovod.spark.common.backend import Backend
 from horovod.spark.common.store import LocalStore, Store
 
+torch = pytest.importorskip("torch", reason="not run: torch is not installed")
 pytest.importorskip("pyspark", reason="not run: pyspark is not installed")
 
 ROWS = 4000
@@ -45,25 +50,8 @@ class Ranks(Backend):
 
 @pytest.fixture(scope="module")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    from pyspark.sql import SparkSession
-
-    home = tmp_path_factory.mktemp("home")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HOME", str(home))
-        patch.setenv("PYSPARK_PYTHON", sys.executable)
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
-        patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
-        session = (
-            SparkSession.builder.master("local[2]")
-            .config("spark.ui.enabled", "false")
-            .config("spark.driver.memory", "1g")
-            .config("spark.sql.shuffle.partitions", "2")
-            .config("spark.sql.warehouse.dir", str(home / "warehouse"))
-            .config("spark.ui.showConsoleProgress", "false")
-            .getOrCreate()
-        )
-        yield session
-        session.stop()
+    with session("local[2]", tmp_path_factory.mktemp("home"), sql_shuffle_partitions="2") as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -92,15 +80,22 @@ def store(tmp_path: Path) -> LocalStore:
 
 
 def network(inputs: int = 2) -> Any:
-    import torch
-
     torch.manual_seed(3)
     return torch.nn.Sequential(torch.nn.Linear(inputs, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
 
 
-def torch_estimator(store: Store | None, **others: Any) -> Any:
-    import torch
+class Two(torch.nn.Module):
+    """A network of two features."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = network()
+
+    def forward(self, a: Any, b: Any) -> Any:
+        return self.layers(torch.cat([a, b], 1))
+
+
+def torch_estimator(store: Store | None, **others: Any) -> Any:
     from horovod.spark.torch import TorchEstimator
 
     model = others.pop("model", None) or network()
@@ -150,8 +145,6 @@ def test_torch_learns_xor(trained: Any) -> None:
 
 
 def test_transform_gives_what_the_module_answers(xor: Any, trained: Any) -> None:
-    import torch
-
     _, model, _ = trained
     frame = xor.selectExpr("v", "cast(y as double) as y", "y as label").limit(300)
     model = model.copy().setLabelColumns(["y"])
@@ -254,3 +247,76 @@ def test_keras_learns_xor_and_its_model_is_saved(
     assert again.getOptimizer().get_config() == estimator.getOptimizer().get_config()
     assert again.getLoss() == "binary_crossentropy" and again.getBackendEnv() == estimator.getBackendEnv()
     assert not capfd.readouterr().out
+
+
+def test_without_a_backend_the_ranks_run_in_sparks_tasks(xor: Any, store: LocalStore, tmp_path: Path) -> None:
+    frame = xor.selectExpr("a", "b", "double(y) as y", "double(w) as w")
+    options = {"feature_cols": None, "input_shapes": [[-1, 1], [-1, 1]], "model": Two(), "sample_weight_col": "w"}
+    model = torch_estimator(store, **options, backend=None, num_proc=2, epochs=1).fit(frame)
+    assert model.getFeatureColumns() == ["a", "b"] and model.getHistory()[0]["train"]["loss"] < 0.8
+    assert model.transform(frame.limit(3)).schema["y__output"].dataType.simpleString() == "double"
+
+
+def test_a_frame_that_no_rank_can_read_is_refused_before_spark_runs(spark: Any, xor: Any, store: LocalStore) -> None:
+    def refused(text: str, df: Any = xor, **others: Any) -> None:
+        with pytest.raises(ValueError, match=text):
+            torch_estimator(store, **others).fit(df)
+
+    refused(r"column `z` is not in the DataFrame\nhint: it has `a`, `b`, `v`", feature_cols=["z"])
+    refused("column `m` is map<string,int>: no rank can", xor.selectExpr("map('a', 1) as m", "y"), feature_cols=["m"])
+    refused("the validation column `z` is not in the DataFrame", validation="z")
+    refused("the validation column `v` is vector: expected bool or a number", validation="v")
+    refused("the DataFrame has no rows for training", xor.where("a > 100"))
+    refused("validation='held' leaves no rows for validation", xor.where("not held"), validation="held")
+    refused("there are 3 training rows for 4 ranks\nhint: num_proc=3", xor.limit(3), backend=Ranks(4))
+    with pytest.raises(ValueError, match="partitions_per_process is 0"):
+        util.prepare_data(2, store, xor, ["y"], ["v"], partitions_per_process=0).__enter__()
+
+
+@pytest.mark.thorough
+def test_columns_of_all_kinds_arrive_and_errors_of_data_name_the_row(spark: Any, store: LocalStore) -> None:
+    from pyspark.ml.linalg import SparseVector
+    from pyspark.sql import functions as F
+
+    to_vector = F.udf(lambda i: SparseVector(3, {int(i) % 3: 1.0}), vector_type())
+    frame = spark.range(0, 300, 1, 3).select(
+        to_vector("id").alias("s"), (F.col("id") % 3).alias("y"), F.array(F.lit(1), F.lit(2)).alias("l")
+    )
+    model = torch_estimator(
+        store, feature_cols=["s"], model=network(3), loss=torch.nn.MSELoss(), backend=Ranks(1), epochs=1
+    ).fit(frame)
+    assert model.getHistory()[0]["train"]["loss"] > 0 and model.transform(frame).count() == 300
+    ragged = frame.withColumn("l", F.when(F.col("y") == 2, F.array(F.lit(1))).otherwise(F.col("l")))
+    for wrong, text in (
+        (ragged, "column `l`, .*parquet, row [0-9]+: a list of . values"),
+        (frame.withColumn("l", F.when(F.col("y") == 2, F.col("l"))), "column `l`, .*parquet, row .: the value is null"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            torch_estimator(store, feature_cols=["l"], backend=Ranks(1), epochs=1).fit(wrong)
+
+
+def vector_type() -> Any:
+    from pyspark.ml.linalg import VectorUDT
+
+    return VectorUDT()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_script_of_the_page_prints_what_it_shows(tmp_path: Path, number: int) -> None:
+    script = scripts_of(ROOT / "docs/spark-estimators.md")[number]
+    (tmp_path / script.file).write_text(script.code)
+    env = {
+        "HOME": str(tmp_path),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, script.file], cwd=tmp_path, env={**os.environ, **env}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    found = re.sub(r"0\.\d+", "0.0", done.stdout).splitlines()
+    assert [line for line in found if line in [re.sub(r"0\.\d+", "0.0", line) for line in script.printed]] == [
+        re.sub(r"0\.\d+", "0.0", line) for line in script.printed
+    ]
