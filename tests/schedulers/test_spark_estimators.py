@@ -121,21 +121,22 @@ def accuracy(output: Any, label: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def trained(xor: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Path]:
-    """An estimator that was fitted, its model, and the folder of its store."""
+    """An estimator that was fitted in Spark's tasks, its model, and the folder of its store."""
     root = tmp_path_factory.mktemp("store")
-    estimator = torch_estimator(LocalStore(str(root)), metrics=[accuracy], validation=0.2, run_id="first", epochs=5)
+    given = {"metrics": [accuracy], "validation": 0.2, "run_id": "first", "epochs": 5, "sample_weight_col": "w"}
+    estimator = torch_estimator(LocalStore(str(root)), **given, backend=None, num_proc=2)
     return estimator, estimator.fit(xor), root
 
 
-def test_torch_learns_xor(trained: Any) -> None:
-    estimator, model, root = trained
+def test_torch_learns_xor_in_sparks_tasks(trained: Any) -> None:
+    _, model, root = trained
     history = model.getHistory()
     assert [entry["epoch"] for entry in history] == list(range(5))
     assert history[-1]["train"]["loss"] < 0.2 < history[0]["train"]["loss"]
     assert history[-1]["train"]["all_metrics"][0]["group_0_y"] > 0.98
     assert history[-1]["validation"]["all_metrics"][0]["group_0_y"] > 0.98
     assert [group["lr"] for group in model.getOptimizer().param_groups] == [0.01]
-    assert estimator.getBackend().runs == 1 and model.getRunId() == "first"
+    assert model.getRunId() == "first" and model.getFeatureColumns() == ["v"]
     names = ["intermediate_train_data.0", "intermediate_val_data.0", "runs"]
     assert sorted(path.name for path in root.iterdir()) == names
     assert (root / "runs/first/checkpoint").stat().st_size > 1000
@@ -187,12 +188,12 @@ def test_an_estimator_and_a_model_are_saved_and_resume(
     again = TorchEstimator.load(str(tmp_path / "estimator"))
     assert again.getStore() is None and again.getBackend() is None
     assert again.getBatchSize() == 50 and again.getMetrics()[0].__name__ == "accuracy"
-    again.setStore(estimator.getStore()).setBackend(estimator.getBackend()).setEpochs(1).setVerbose(1)
+    again.setStore(estimator.getStore()).setNumProc(1).setEpochs(1).setVerbose(1)
     written = {path: path.stat().st_mtime_ns for path in root.rglob("*.parquet")}
     more = again.fit(xor)
     out = capfd.readouterr().out
     assert "horovod: the data is in file://" in out and "from the checkpoint of run first in file://" in out
-    assert "horovod: epoch 1 of 1: training loss 0." in out
+    assert "horovod: epoch 1 of 1: training loss 0." in out and "validation loss" in out
     assert written == {path: path.stat().st_mtime_ns for path in root.rglob("*.parquet")}
     assert more.getHistory()[0]["train"]["loss"] < 1.1 * model.getHistory()[-1]["train"]["loss"]
     assert more.getOptimizer().param_groups[0]["lr"] == pytest.approx(0.01)
@@ -249,10 +250,11 @@ def test_keras_learns_xor_and_its_model_is_saved(
     assert not capfd.readouterr().out
 
 
-def test_without_a_backend_the_ranks_run_in_sparks_tasks(xor: Any, store: LocalStore, tmp_path: Path) -> None:
+@pytest.mark.thorough
+def test_the_features_are_all_columns_without_another_use(xor: Any, store: LocalStore, tmp_path: Path) -> None:
     frame = xor.selectExpr("a", "b", "double(y) as y", "double(w) as w")
     options = {"feature_cols": None, "input_shapes": [[-1, 1], [-1, 1]], "model": Two(), "sample_weight_col": "w"}
-    model = torch_estimator(store, **options, backend=None, num_proc=2, epochs=1).fit(frame)
+    model = torch_estimator(store, **options, epochs=1).fit(frame)
     assert model.getFeatureColumns() == ["a", "b"] and model.getHistory()[0]["train"]["loss"] < 0.8
     assert model.transform(frame.limit(3)).schema["y__output"].dataType.simpleString() == "double"
 

@@ -232,6 +232,7 @@ def test_given_paths_take_the_place_of_those_of_the_prefix(tmp_path: Path) -> No
     assert store.get_train_data_path(1) == "file:///a.1" and store.get_run_path("r") == "memory://runs/r"
     assert store.get_checkpoint_path("r") is None and store.get_logs_path("r") is None
     assert store.get_checkpoint_filename() == "c" and not store.to_remote("r", None).saving_runs
+    assert LocalStore("relative/x").get_runs_path() == f"file://{Path.cwd()}/relative/x/runs"
 
 
 def test_urls_of_hdfs() -> None:

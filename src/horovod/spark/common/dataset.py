@@ -65,7 +65,7 @@ def prepare_data(
     more = [sample_weight_col] if sample_weight_col else []
     columns = list(dict.fromkeys([*feature_columns, *label_columns, *more]))
     _check_columns(df, columns)
-    key = _cache.create_key(df, store, validation, tuple(columns), num_processes, partitions_per_process)
+    key = _cache.create_key(df, store, validation, tuple(columns))
     with _cache.use_key(key):
         if _cache.is_cached(key, store):
             index = _cache.next_dataset_index(key)
@@ -87,10 +87,10 @@ def check_validation(validation: Any, df: Any = None) -> None:
     if isinstance(validation, str):
         if df is None:
             return
-        kinds = {field.name: field.dataType.typeName() for field in df.schema.fields}
+        kinds = {field.name: field.dataType.simpleString() for field in df.schema.fields}
         if validation not in kinds:
             raise ValueError(f"the validation column {quoted(validation)} is not in the DataFrame")
-        if kinds[validation] not in _NUMBERS:
+        if kinds[validation].partition("(")[0] not in _NUMBERS:
             raise ValueError(
                 f"the validation column {quoted(validation)} is {kinds[validation]}: expected bool or a number, "
                 "which is > 0 in rows for validation"
@@ -101,8 +101,7 @@ def check_validation(validation: Any, df: Any = None) -> None:
         raise ValueError(f"validation is {validation}: expected a fraction in [0, 1)")
 
 
-_NUMBERS = {"boolean", "byte", "short", "integer", "long", "float", "double", "decimal"}
-_NUMBERS |= {"tinyint", "smallint", "int", "bigint"}
+_NUMBERS = {"boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "decimal"}
 
 
 def _check_columns(df: Any, columns: Sequence[str]) -> None:

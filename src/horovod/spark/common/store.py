@@ -331,8 +331,8 @@ class FilesystemStore(AbstractFilesystemStore):
         super().__init__(prefix_path, *args, **kwargs)
 
     def get_full_path(self, path: str) -> str:
-        """The path as a URL: with file:// if it has no scheme."""
-        return path if "://" in path else f"file://{path.removeprefix('file:')}"
+        """The path as a URL: with file:// and the whole path if it has no scheme."""
+        return path if "://" in path else f"file://{os.path.abspath(path.removeprefix('file:'))}"
 
     def get_filesystem(self) -> Any:
         """The file system, as an fsspec object."""
