@@ -8,11 +8,13 @@ import itertools
 import json
 import pickle
 import pkgutil
+import runpy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.pages import ROOT
 
 from horovod.data import ParquetReader
 from horovod.spark.common import dataset, training, util
@@ -123,6 +125,18 @@ def test_every_parameter_has_horovods_name_default_setter_and_getter(name: str) 
     with pytest.raises(TypeError, match="has no parameter 'colour'"):
         made.setParams(colour=1)
     assert other.setParams(run_id="x") is other and other.getRunId() == "x"
+
+
+OF_PYSPARK = ["torch", "torch.util", "common.params", "common.estimator", "common.serialization"]
+
+
+@pytest.mark.parametrize("name", [*OF_PYSPARK, pytest.param("keras", marks=pytest.mark.thorough)])
+def test_a_module_has_horovods_names_parameters_and_defaults(name: str) -> None:
+    module = f"horovod.spark.{name}"
+    found = runpy.run_path(str(ROOT / "tests/unit/test_surface.py"))
+    owner = pkgutil.resolve_name(module)
+    entries = found["SURFACE"][module].items()
+    assert [text for name, entry in entries for text in found["compared"](module, name, owner, entry)] == []
 
 
 def test_parameters_are_keywords_and_none_keeps_the_default() -> None:

@@ -118,8 +118,12 @@ def compared(module: str, name: str, owner: Any, entry: dict[str, Any]) -> list[
     return found
 
 
-# MXNet's are in tests/frameworks/test_mxnet_surface.py, for an environment of its own.
-@pytest.mark.parametrize("module", [module for module in SURFACE if not module.startswith("horovod.mxnet")])
+# For environments of their own: tests/frameworks/test_mxnet_surface.py, tests/schedulers/test_spark_parts.py.
+NEED_PYSPARK = ("torch", "keras", "common.params", "common.estimator", "common.serialization")
+ELSEWHERE = ("horovod.mxnet", *(f"horovod.spark.{name}" for name in NEED_PYSPARK))
+
+
+@pytest.mark.parametrize("module", [module for module in SURFACE if not module.startswith(ELSEWHERE)])
 def test_a_module_has_horovods_names_parameters_and_defaults(module: str) -> None:
     owner = load(module)
     assert len(SURFACE[module]) > 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 __all__ = ["Backend", "SparkBackend", "default_num_proc"]
@@ -29,7 +30,7 @@ class Backend:
         self,
         fn: Callable[..., Any],
         args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        kwargs: Mapping[str, Any] = MappingProxyType({}),
         env: Mapping[str, str] | None = None,
     ) -> list[Any]:
         """Runs fn(*args, **kwargs) in each rank, with `env` over their environment; the results in rank order."""
@@ -57,7 +58,7 @@ class SparkBackend(Backend):
         self,
         fn: Callable[..., Any],
         args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        kwargs: Mapping[str, Any] = MappingProxyType({}),
         env: Mapping[str, str] | None = None,
     ) -> list[Any]:
         """Runs fn(*args, **kwargs) in each rank; the results in rank order."""
@@ -65,7 +66,7 @@ class SparkBackend(Backend):
 
         environment = {**self._env, **(env or {})}
         results: list[Any] = run(
-            fn, args=args, kwargs=dict(kwargs or {}), num_proc=self._num_proc, env=environment, **self._kwargs
+            fn, args=args, kwargs=dict(kwargs), num_proc=self._num_proc, env=environment, **self._kwargs
         )
         return results
 

@@ -6,13 +6,23 @@ from __future__ import annotations
 from typing import Any
 
 from horovod.data import to_torch
-from horovod.spark.common.datamodule import DataModule, ParquetDataModule
+from horovod.spark.common.datamodule import ParquetDataModule
 
-__all__ = ["NVTabularDataModule", "ParquetTorchDataModule", "PetastormDataModule"]
+__all__ = ["ParquetTorchDataModule", "PetastormDataModule"]
 
 
 class ParquetTorchDataModule(ParquetDataModule):
     """The default: Parquet files, read by horovod.data."""
+
+    def __init__(
+        self,
+        reader_pool_type: str = "thread",
+        train_reader_worker_count: int = 10,
+        val_reader_worker_count: int = 10,
+        random_seed: int | None = 0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(reader_pool_type, train_reader_worker_count, val_reader_worker_count, random_seed, **kwargs)
 
     def train_data(self) -> Any:
         """Batches of epoch after epoch, without an end."""
@@ -24,44 +34,3 @@ class ParquetTorchDataModule(ParquetDataModule):
 
 
 PetastormDataModule = ParquetTorchDataModule  # Horovod's name; Petastorm itself is not used
-
-
-class NVTabularDataModule(DataModule):
-    """Reads with NVTabular, which needs a GPU and the package `nvtabular`."""
-
-    def __init__(
-        self, label_cols: Any = (), categorical_cols: Any = (), continuous_cols: Any = (), **kwargs: Any
-    ) -> None:
-        super().__init__(**kwargs)
-        self.label_cols, self.categorical_cols, self.continuous_cols = label_cols, categorical_cols, continuous_cols
-
-    @staticmethod
-    def seed_fn() -> int:
-        """A seed for NVTabular's shuffling, equal on all ranks."""
-        import horovod.torch as hvd
-
-        return int(hvd.broadcast_object(__import__("random").randrange(2**31), root_rank=0))
-
-    def _loader(self, path: str, batch_size: int) -> Any:
-        from nvtabular import Dataset  # type: ignore[import-not-found]
-        from nvtabular.loader.torch import TorchAsyncItr  # type: ignore[import-not-found]
-
-        return TorchAsyncItr(
-            Dataset(path, engine="parquet"),
-            batch_size=batch_size,
-            cats=list(self.categorical_cols),
-            conts=list(self.continuous_cols),
-            labels=list(self.label_cols),
-            shuffle=self.shuffle,
-            global_size=self.shard_count,
-            global_rank=self.cur_shard,
-            seed_fn=self.seed_fn,
-        )
-
-    def train_data(self) -> Any:
-        """The loader of the training data."""
-        return self._loader(self.train_dir, self.train_batch_size)
-
-    def val_data(self) -> Any:
-        """The loader of the validation data; None without any."""
-        return self._loader(self.val_dir, self.val_batch_size) if self.has_val else None
