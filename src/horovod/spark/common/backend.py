@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
+
+from horovod.settings import current_environment
 
 __all__ = ["Backend", "SparkBackend", "default_num_proc"]
 
@@ -47,10 +48,11 @@ class SparkBackend(Backend):
     `env` is the environment of the ranks: by default that of the driver without CUDA_VISIBLE_DEVICES.
     """
 
-    def __init__(self, num_proc: int | None = None, env: Mapping[str, str] | None = None, **kwargs: Any) -> None:
+    def __init__(self, num_proc: int | None = None, env: dict[str, str] | None = None, **kwargs: Any) -> None:
         self._num_proc = num_proc or default_num_proc()
         if env is None:
-            env = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+            env = current_environment()
+            env.pop("CUDA_VISIBLE_DEVICES", None)
         self._env = dict(env)
         self._kwargs = kwargs
 

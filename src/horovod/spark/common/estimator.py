@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What estimators of all frameworks do in the driver: check, prepare the data, run the ranks, make the model."""
+"""The driver's part of every estimator: it checks, prepares the data, runs the ranks, and makes the model."""
 
 from __future__ import annotations
 

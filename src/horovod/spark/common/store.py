@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from horovod.settings import current_environment
+
 __all__ = ["AbstractFilesystemStore", "DBFSLocalStore", "FilesystemStore", "HDFSStore", "LocalStore", "Store"]
 
 MANIFEST = "_horovod.json"
@@ -120,7 +122,7 @@ class Store:
         """The store of a path or URL: HDFSStore for hdfs://, DBFSLocalStore on Databricks, else FilesystemStore."""
         if HDFSStore.matches(prefix_path):
             return HDFSStore(prefix_path, *args, **kwargs)
-        if os.environ.get("DATABRICKS_RUNTIME_VERSION") and DBFSLocalStore.matches_dbfs(prefix_path):
+        if current_environment().get("DATABRICKS_RUNTIME_VERSION") and DBFSLocalStore.matches_dbfs(prefix_path):
             return DBFSLocalStore(prefix_path, *args, **kwargs)
         return FilesystemStore(prefix_path, *args, **kwargs)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ranks of every estimator share: the task that the driver sends them, their data, and rank 0's uploads."""
+"""Parts that the ranks of every estimator share: the task that the driver sends them, their data, rank 0's uploads."""
 
 from __future__ import annotations
 

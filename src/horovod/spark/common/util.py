@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from horovod.core.wording import counted, quoted
+from horovod.settings import current_environment
 from horovod.spark.common.dataset import (
     check_validation,
     clear_training_cache,
@@ -49,14 +50,14 @@ __all__ = [
 
 def is_databricks() -> bool:
     """True on Databricks."""
-    return "DATABRICKS_RUNTIME_VERSION" in os.environ
+    return "DATABRICKS_RUNTIME_VERSION" in current_environment()
 
 
 def host_hash(salt: Any = None) -> str:
     """The name of this host in a job: equal for processes that share a host and its namespaces, and have one salt."""
     names = sorted(f"{path.name}:{os.readlink(path)}" for path in Path("/proc/self/ns").iterdir())
     host = socket.gethostname()
-    text = "-".join([host, *names, os.environ.get("CONTAINER_ID", ""), "" if salt is None else str(salt)])
+    text = "-".join([host, *names, current_environment().get("CONTAINER_ID", ""), "" if salt is None else str(salt)])
     return f"{host.split('.')[0]}-{hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()}"
 
 

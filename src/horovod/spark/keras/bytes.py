@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 
 __all__ = [
     "ScaledSchedule",
@@ -52,7 +51,7 @@ def model_of(content: bytes, custom_objects: Mapping[str, Any] | None = None, is
 
 def optimizer_to_dict(optimizer: Any) -> dict[str, Any]:
     """An optimizer's configuration and state, without Keras objects."""
-    state = [np.asarray(variable) for variable in optimizer.variables] if optimizer.built else []
+    state = [keras.ops.convert_to_numpy(variable) for variable in optimizer.variables] if optimizer.built else []
     return {"config": keras.saving.serialize_keras_object(optimizer), "state": state}
 
 

@@ -46,6 +46,7 @@ def train(task: Task) -> dict[str, Any] | None:
             validation_steps=task.val_steps if task.val_plan is not None else None,
             callbacks=[*before, *task.options["callbacks"], *own],
             verbose=task.verbose if hvd.rank() == 0 else 0,
+            shuffle=False,  # the reader does
         )
         if saver is None:
             return None
@@ -53,7 +54,7 @@ def train(task: Task) -> dict[str, Any] | None:
         return {
             "history": {name: [float(value) for value in values] for name, values in history.history.items()},
             "model": own[0].content(),
-            "sizes": [np.asarray(output[:1]).size for output in listed(outputs)],
+            "sizes": [output[:1].size for output in listed(outputs)],
             "failure": saver.failure,
         }
 
