@@ -222,6 +222,27 @@ def test_closing_ends_the_threads_in_the_middle_of_an_epoch(folder: Path) -> Non
     assert threads() == []
 
 
+def test_a_reader_is_closed_while_another_thread_reads(folder: Path) -> None:
+    for _ in range(20):
+        reader = ParquetReader(str(folder), columns=["id"], batch_size=8)
+        read: list[int] = []
+        began = threading.Event()
+
+        def consume(batches: Any, read: list[int] = read, began: threading.Event = began) -> None:
+            for batch in batches:
+                read.append(len(batch["id"]))
+                began.set()
+
+        thread = threading.Thread(target=consume, args=(reader.endless(),))
+        thread.start()
+        assert began.wait(60)
+        reader.close()
+        thread.join(60)
+        assert not thread.is_alive() and read
+    with pytest.raises(ValueError, match="the reader is closed"):
+        iter(reader)
+
+
 def test_the_cache_is_written_once_mapped_later_and_removed_by_its_last_user(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -277,6 +277,8 @@ def test_a_frame_that_no_rank_can_read_is_refused_before_spark_runs(spark: Any, 
 
 @pytest.mark.thorough
 def test_columns_of_all_kinds_arrive_and_errors_of_data_name_the_row(spark: Any, store: LocalStore) -> None:
+    from pyspark.ml import Pipeline, PipelineModel
+    from pyspark.ml.feature import VectorAssembler
     from pyspark.ml.linalg import SparseVector
     from pyspark.sql import functions as F
 
@@ -288,6 +290,14 @@ def test_columns_of_all_kinds_arrive_and_errors_of_data_name_the_row(spark: Any,
         store, feature_cols=["s"], model=network(3), loss=torch.nn.MSELoss(), backend=Ranks(1), epochs=1
     ).fit(frame)
     assert model.getHistory()[0]["train"]["loss"] > 0 and model.transform(frame).count() == 300
+    a = torch_estimator(
+        store, backend=Ranks(1), epochs=1, feature_cols=["x"], model=network(2), loss=torch.nn.MSELoss()
+    )
+    pipeline = Pipeline(stages=[VectorAssembler(inputCols=["y", "id"], outputCol="x"), a])
+    fitted = pipeline.fit(spark.range(100).selectExpr("id", "double(id % 2) as y"))
+    fitted.write().overwrite().save(f"{store.prefix_path}/pipeline")
+    read = PipelineModel.load(f"{store.prefix_path}/pipeline")
+    assert read.transform(spark.range(5).selectExpr("id", "double(id) as y")).count() == 5
     ragged = frame.withColumn("l", F.when(F.col("y") == 2, F.array(F.lit(1))).otherwise(F.col("l")))
     for wrong, text in (
         (ragged, "column `l`, .*parquet, row [0-9]+: a list of . values"),

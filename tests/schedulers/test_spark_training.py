@@ -237,6 +237,19 @@ def test_default_run_ids_differ(store: LocalStore) -> None:
     assert len(runs) == 3 and all(run.startswith("pytorch_") for run in runs)
 
 
+def test_parameters_for_one_fit(store: LocalStore) -> None:
+    import torch
+
+    from horovod.spark.torch import TorchEstimator
+
+    model = model_of_torch(3, 1)
+    estimator = TorchEstimator(model=model, optimizer=torch.optim.SGD(model.parameters(), 0.1), label_cols=["y"])
+    estimator.setLoss(torch.nn.MSELoss()).setBackend(Here()).setStore(store).setFeatureCols(["d"]).setVerbose(0)
+    found = estimator.fit_on_parquet([{estimator.epochs: 2}, {estimator.run_id: "two"}])
+    assert [len(each.getHistory()) for each in found] == [2, 1] and found[1].getRunId() == "two"
+    assert estimator.getEpochs() == 1
+
+
 def fit_keras(store: LocalStore, model: Any, **others: Any) -> Any:
     from horovod.spark.keras import KerasEstimator
 

@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -121,6 +121,7 @@ def _footers(path: str | Sequence[str], storage_options: Mapping[str, Any] | Non
 
     for given in [path] if isinstance(path, str) else path:
         fs, inside = filesystem(given, storage_options)
+        fs.invalidate_cache()  # Spark may have written since a listing was kept
         files = sorted(fs.find(inside)) if fs.isdir(inside) else [inside]
         files = [name for name in files if not _HIDDEN.search(name.removeprefix(inside))]
         if not files or not fs.exists(files[0]):
@@ -177,7 +178,7 @@ def read(
     columns: Sequence[str] | None = None,
     threads: int = 2,
     tables: Callable[[Group, Callable[[], Any]], Any] | None = None,
-) -> Iterator[Columns]:
+) -> Generator[Columns, None, None]:
     """Yields the pieces in order, each as NumPy arrays by column; the first dimension is the row.
 
     `threads` decode ahead, and at most two groups are in memory. `tables` may answer for a group in place of the file:

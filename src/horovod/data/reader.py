@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 from horovod.core.wording import counted
@@ -16,6 +16,29 @@ __all__ = ["ParquetReader"]
 
 _BUFFER_GROUPS = 4
 _BUFFER_BYTES = 64 << 20
+
+
+class _Epoch:
+    """The batches of an epoch, for a thread that reads while another closes, as a prefetching data set does."""
+
+    def __init__(self, batches: Generator[Columns, None, None]) -> None:
+        self._batches = batches
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    def __iter__(self) -> Iterator[Columns]:
+        return self
+
+    def __next__(self) -> Columns:
+        with self._lock:
+            if self._is_closed:
+                raise StopIteration
+            return next(self._batches)
+
+    def close(self) -> None:
+        self._is_closed = True
+        with self._lock:
+            self._batches.close()
 
 
 class ParquetReader:
@@ -68,7 +91,8 @@ class ParquetReader:
         self._threads = threads
         self._transform = transform
         self._epoch = self._row = 0
-        self._running: Iterator[Columns] | None = None
+        self._running: _Epoch | None = None
+        self._is_closed = False
         self._cache = ArrowCache(self.plan.to_json() + repr(self.columns), cache == "memory") if cache else None
 
     def __len__(self) -> int:
@@ -77,16 +101,22 @@ class ParquetReader:
 
     def __iter__(self) -> Iterator[Columns]:
         """Yields the batches of the next epoch, or the rest of one that was begun."""
+        if self._is_closed:
+            raise ValueError("the reader is closed")
         if self._running is not None:
-            self._running.close()  # type: ignore[attr-defined]
-        self._running = self._batches()
+            self._running.close()
+        self._running = _Epoch(self._batches())
         return self._running
 
     def endless(self) -> Iterator[Columns]:
         """Yields batches of epoch after epoch."""
         if len(self) == 0:
             raise ValueError(f"there is not one full batch: each rank has {counted(self.rows, 'row')}")
-        return itertools.chain.from_iterable(iter(self) for _ in itertools.count())
+        return self._endless()
+
+    def _endless(self) -> Iterator[Columns]:
+        while not self._is_closed:
+            yield from iter(self)
 
     def position(self) -> dict[str, int]:
         """The epoch, and the rows of it that this rank has read, for a checkpoint."""
@@ -101,9 +131,10 @@ class ParquetReader:
         self._epoch, self._row = position["epoch"] + row // self.rows, row % self.rows
 
     def close(self) -> None:
-        """Ends the threads, and gives the cache up."""
+        """Ends the threads, and gives the cache up. Another thread may be reading: it gets no further batch."""
+        self._is_closed = True
         if self._running is not None:
-            self._running.close()  # type: ignore[attr-defined]
+            self._running.close()
             self._running = None
         if self._cache is not None:
             self._cache.close()
@@ -133,7 +164,7 @@ class ParquetReader:
                 )
         return changed
 
-    def _batches(self) -> Iterator[Columns]:
+    def _batches(self) -> Generator[Columns, None, None]:
         pieces = self._pieces(self._epoch)
         pools = shuffle.pools_of([piece.stop - piece.start for piece in pieces], self.buffer_rows)
         skip = self._row
@@ -148,8 +179,10 @@ class ParquetReader:
                 self._row += len(next(iter(batch.values())))
                 if self._row == end:  # before the batch is handed on: a consumer may stop there
                     self._epoch, self._row = self._epoch + 1, 0
+                    source.close()
+                    yield batch
+                    return
                 yield batch
-            if self._row:  # not a full batch was left
-                self._epoch, self._row = self._epoch + 1, 0
+            self._epoch, self._row = self._epoch + 1, 0  # not a full batch was left
         finally:
-            source.close()  # type: ignore[attr-defined]
+            source.close()

@@ -194,6 +194,7 @@ class AbstractFilesystemStore(Store):
 
     def _files(self, path: str) -> list[str]:
         inside = self.get_localized_path(path)
+        self.fs.invalidate_cache()
         return sorted(self.fs.find(inside)) if self.fs.exists(inside) else []
 
     def get_parquet_dataset(self, path: str) -> Any:
@@ -248,6 +249,7 @@ class AbstractFilesystemStore(Store):
 
     def exists(self, path: str) -> bool:
         """True if there is a file or folder of this path."""
+        self.fs.invalidate_cache()  # Spark may have written since a listing was kept
         return bool(self.fs.exists(self.get_localized_path(path)))
 
     def read(self, path: str) -> bytes:
