@@ -74,6 +74,7 @@ WHERE: list[tuple[str, str, str]] = [
     ("docs/launcher.md", "mpirun ", "tests/cluster/test_mpirun.py"),
     ("docs/launcher.md", "srun ", "tests/cluster/test_slurm.py"),
     ("docs/spark.md", "python ", "tests/schedulers/test_spark_local.py"),
+    ("docs/spark-estimators.md", "python ", "tests/schedulers/test_spark_estimators.py"),
     ("docs/profile.md", "horovodrun ", "tests/processes/test_timeline.py"),
 ]
 

@@ -37,12 +37,19 @@ ALLOWED = {
     "bench": {"horovod", "core", "world", "settings", "launcher", "torch"},
     "caffe": {"core", "world", "settings", "launcher", "torch"},
     "ray": {"core", "world", "settings", "launcher", "elastic", "torch", "runner"},  # torch: collectives between actors
-    "spark": {"horovod", "core", "world", "settings", "launcher"},
+    "data": {"core"},
+    # Its estimators also the package of their framework.
+    "spark": {"horovod", "core", "world", "settings", "launcher", "data", "torch", "keras"},
 }
 # The core stands on the world, which takes these leaves of it.
 LEAVES = {"exceptions", "native", "temporary_files", "wording"}
 # Frameworks of other names: the one that bench compares with, and the engine of caffe.
-BUILT_ON = {"bench": {"torch"}, "caffe": {"torch"}}
+BUILT_ON = {
+    "bench": {"torch"},
+    "caffe": {"torch"},
+    "data": {"torch", "tensorflow"},
+    "spark": {"torch", "keras", "tensorflow", "jax"},
+}
 # The modules beside the folders, which a user meets first. `horovod` itself stands for all of them above.
 ALLOWED_AT_TOP: dict[str, set[str]] = {"__init__": {"core", "launcher", "horovod"}}
 
@@ -121,7 +128,7 @@ def test_the_world_imports_leaves_of_the_core_only() -> None:
 
 
 FOLDERS = ["core", "world", "gradients", "settings", "elastic", "torch", "jax", "tensorflow/data", "keras", "mxnet"]
-FOLDERS += ["caffe", "common", "launcher", "ray"]
+FOLDERS += ["caffe", "common", "launcher", "ray", "data", "spark"]
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

@@ -118,8 +118,9 @@ def compared(module: str, name: str, owner: Any, entry: dict[str, Any]) -> list[
     return found
 
 
-# For environments of their own: tests/frameworks/test_mxnet_surface.py, tests/schedulers/test_ray.py.
-ELSEWHERE = ("horovod.mxnet", "horovod.ray")
+# For environments of their own: tests/frameworks/test_mxnet_surface.py, tests/schedulers.
+NEED_PYSPARK = ("torch", "keras", "common.params", "common.estimator", "common.serialization")
+ELSEWHERE = ("horovod.mxnet", "horovod.ray", *(f"horovod.spark.{name}" for name in NEED_PYSPARK))
 
 
 @pytest.mark.parametrize("module", [module for module in SURFACE if not module.startswith(ELSEWHERE)])

@@ -15,7 +15,7 @@ from horovod.core.exceptions import NotInThisVersionError, explain_command
 
 __all__ = ["ELSEWHERE", "MODULES", "announce", "error_of", "watch"]
 
-MODULES: frozenset[str] = frozenset()
+MODULES = frozenset(("horovod.spark.lightning",))
 
 _OF_A_FRAMEWORK = "import a framework's package, for example `import horovod.torch as hvd`"
 _BROADCAST_IN_FIT = "callbacks.BroadcastGlobalVariablesCallback"

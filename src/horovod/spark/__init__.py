@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Horovod on Spark: each rank runs in a Spark task (docs/spark.md). No step of a gradient's way."""
 
+from horovod.core.missing import watch
 from horovod.spark import conf
 from horovod.spark.runner import run, run_elastic
 
 __all__ = ["conf", "run", "run_elastic"]
+
+watch(__name__)

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts that all estimators share: parameters, stores, backends, and the way of a DataFrame to the ranks."""

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The driver's part of every estimator: it checks, prepares the data, runs the ranks, and makes the model."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pyspark.ml import Estimator, Model
+
+from horovod.core.wording import counted
+from horovod.spark.common import dataset
+from horovod.spark.common.backend import Backend, SparkBackend
+from horovod.spark.common.params import EstimatorParams, ModelParams
+from horovod.spark.common.serialization import HorovodReadable, HorovodWritable
+from horovod.spark.common.store import Store
+from horovod.spark.common.training import Task, Transformation
+
+__all__ = ["HorovodEstimator", "HorovodModel"]
+
+
+class HorovodEstimator(Estimator, EstimatorParams, HorovodReadable, HorovodWritable):
+    """An estimator whose `fit` trains on ranks. A framework's subclass says how."""
+
+    _prefix = "run"
+    _rounds_up = False  # the number of steps, if the last batch is not full
+
+    def fit(self, df: Any, params: Any = None) -> Any:
+        """Writes the DataFrame to the store unless it is there, trains, and returns the model.
+
+        `params` overrides parameters, as in Spark ML: a dict, or a list of them for a list of models.
+        """
+        return super().fit(df, params)
+
+    def fit_on_parquet(self, params: Any = None, dataset_idx: int | None = None) -> Any:
+        """Trains on Parquet files that are in the store: in get_train_data_path(dataset_idx) and the same of val."""
+        if isinstance(params, (list, tuple)):
+            return [self.fit_on_parquet(each, dataset_idx) for each in params]
+        if params:
+            return self.copy(params).fit_on_parquet(dataset_idx=dataset_idx)
+        self._check()
+        backend, store = self._backend(), self._store()
+        train_rows, val_rows, metadata, _ = dataset.get_simple_meta_from_parquet(
+            store, self.getLabelCols(), self.getFeatureCols(), self.getSampleWeightCol(), dataset_idx
+        )
+        if self.getValidation() and not val_rows:
+            raise ValueError(f"validation is set, and {store.get_val_data_path(dataset_idx)} has no rows")
+        return self._fit_on_prepared_data(backend, store, train_rows, val_rows, metadata, dataset_idx)
+
+    def _fit(self, df: Any) -> Any:
+        self._check()
+        backend, store = self._backend(), self._store()
+        with dataset.prepare_data(
+            backend.num_processes(),
+            store,
+            df,
+            self.getLabelCols(),
+            self._feature_columns(df.columns),
+            self.getValidation(),
+            self.getSampleWeightCol(),
+            self.getCompressSparseCols(),
+            self.getPartitionsPerProcess(),
+            self.getVerbose(),
+        ) as index:
+            train_rows, val_rows, metadata, _ = dataset.get_dataset_properties(index)
+            return self._fit_on_prepared_data(backend, store, train_rows, val_rows, metadata, index)
+
+    def _check(self) -> None:
+        """Refuses parameters that cannot work, before anything is written."""
+        if self.getModel() is None:
+            raise ValueError("Model parameter is required")
+        if not self.getLabelCols():
+            raise ValueError("label_cols is required: the names of the label columns")
+        if self.getBackend() is not None and self.getNumProc() is not None:
+            raise ValueError("both backend and num_proc were given: expected one; a backend has its number of ranks")
+        dataset.check_validation(self.getValidation())
+        for name in ("batch_size", "epochs", "partitions_per_process", "backward_passes_per_step"):
+            if self.getOrDefault(name) is None or self.getOrDefault(name) <= 0:
+                raise ValueError(f"{name} is {self.getOrDefault(name)}: expected at least 1")
+        weights, labels = self.getLossWeights(), self.getLabelCols()
+        if weights is not None and len(weights) != len(labels):
+            raise ValueError(f"{counted(len(weights), 'loss weight')} for {counted(len(labels), 'label column')}")
+
+    def _backend(self) -> Backend:
+        backend = self.getBackend()
+        return backend if backend is not None else self._default_backend()
+
+    def _default_backend(self) -> Backend:
+        return SparkBackend(num_proc=self.getNumProc(), verbose=self.getVerbose())
+
+    def _store(self) -> Store:
+        store = self.getStore()
+        if store is None:
+            raise ValueError(
+                f"{type(self).__name__} has no store\n"
+                "hint: store=Store.create('...'), a path or URL that the driver and all executors reach"
+            )
+        return store
+
+    def _feature_columns(self, columns: Sequence[str]) -> list[str]:
+        """The feature columns that the user named, or all but those with another use."""
+        given = self.getFeatureCols()
+        others = {*self.getLabelCols(), self.getSampleWeightCol(), self.getValidation()}
+        return list(given) if given else [name for name in columns if name not in others]
+
+    def _fit_on_prepared_data(
+        self, backend: Backend, store: Store, train_rows: int, val_rows: int, metadata: Any, dataset_idx: int | None
+    ) -> Any:
+        size = backend.num_processes()
+        for kind, rows in (("training", train_rows), ("validation", val_rows)):
+            if rows < size and (rows or kind == "training"):
+                raise ValueError(
+                    f"there are {counted(rows, f'{kind} row')} for {counted(size, 'rank')}\n"
+                    f"hint: num_proc={max(rows, 1)}, or more data"
+                )
+        run_id = self.getRunId() or f"{self._prefix}_{int(time.time())}_{secrets.token_hex(3)}"
+        features = self._feature_columns(list(metadata))
+        edited = {
+            name: {"shape": math.prod(shape or ())} for name, _, shape, _ in self.getTransformationEditFields() or ()
+        }
+        self._check_shapes({**metadata, **edited}, features)
+        task = self._task(store, size, train_rows, val_rows, metadata, features, run_id, dataset_idx)
+        results = backend.run(self._trainer(), args=(task,), env=self._environment())
+        result = results[0]
+        if result["failure"]:
+            raise RuntimeError(
+                f"the training has ended, but its last checkpoint could not be saved: {result['failure']}\n"
+                "hint: see that the store can be written from the executors, or create it with save_runs=False"
+            )
+        for label, values in zip(self.getLabelCols(), result["sizes"], strict=True):
+            metadata[label]["output_size"] = values
+        return self._model_of(result, metadata, features, run_id)
+
+    def _task(
+        self,
+        store: Store,
+        size: int,
+        train_rows: int,
+        val_rows: int,
+        metadata: Any,
+        features: list[str],
+        run_id: str,
+        dataset_idx: int | None,
+    ) -> Task:
+        batch_size = self.getBatchSize()
+        val_batch_size = self.getValBatchSize() or batch_size
+        steps = math.ceil if self._rounds_up else math.floor
+        checkpoint = self._checkpoint(store, run_id)
+        if checkpoint is not None:
+            print(f"horovod: training starts from the checkpoint of run {run_id} in {store.get_run_path(run_id)}")
+        change = None
+        if self.getTransformationFn():
+            weight = [self.getSampleWeightCol()] if self.getSampleWeightCol() else []
+            change = Transformation(
+                self.getTransformationFn(),
+                self.getTransformationEditFields(),
+                self.getTransformationRemovedFields(),
+                [*features, *self.getLabelCols(), *weight],
+            )
+        return Task(
+            model=self._model_bytes(),
+            store=store.to_remote(run_id, dataset_idx),
+            features=features,
+            labels=self.getLabelCols(),
+            sample_weight=self.getSampleWeightCol(),
+            train_plan=dataset.plan_of(store, store.get_train_data_path(dataset_idx))[0],
+            val_plan=dataset.plan_of(store, store.get_val_data_path(dataset_idx))[0]
+            if val_rows and self.getValidation()
+            else None,
+            batch_size=batch_size,
+            val_batch_size=val_batch_size,
+            epochs=self.getEpochs(),
+            train_steps=self.getTrainStepsPerEpoch() or max(steps(train_rows / batch_size / size), 1),
+            val_steps=self.getValidationStepsPerEpoch() or math.ceil(val_rows / val_batch_size / size),
+            verbose=self.getVerbose(),
+            seed=self.getRandomSeed(),
+            shuffle=self.getShuffle(),
+            buffer_rows=self.getShufflingBufferSize(),
+            transformation=change,
+            readers=(self.getTrainReaderNumWorker(), self.getValReaderNumWorker(), self.getReaderPoolType()),
+            in_memory=self.getInMemoryCacheAll(),
+            use_gpu=self.getUseGpu(),
+            mp_start_method=self.getMpStartMethod(),
+            data_module=self.getDataModule(),
+            label_shapes=self.getLabelShapes(),
+            checkpoint=checkpoint,
+            options=self._options(),
+        )
+
+    def _checkpoint(self, store: Store, run_id: str) -> bytes | None:
+        """The checkpoint of the run in the store; None if there is none."""
+        folder = store.get_checkpoint_path(run_id)
+        path = f"{folder}/{store.get_checkpoint_filename()}" if folder else ""
+        return store.read(path) if path and store.exists(path) else None
+
+    def _environment(self) -> Mapping[str, str] | None:
+        """Variables of the ranks, over those of the backend."""
+        return None
+
+    @abstractmethod
+    def _check_shapes(self, metadata: Any, features: list[str]) -> None:
+        """Compares the columns with the model, if its shapes are known."""
+
+    @abstractmethod
+    def _model_bytes(self) -> bytes:
+        """The model, and what belongs to it, for the ranks."""
+
+    @abstractmethod
+    def _options(self) -> Mapping[str, Any]:
+        """Parameters of the framework, for the ranks."""
+
+    @abstractmethod
+    def _trainer(self) -> Any:
+        """The function that a rank calls with its Task; {history, model, failure, sizes} on rank 0."""
+
+    @abstractmethod
+    def _model_of(self, result: Mapping[str, Any], metadata: Any, features: list[str], run_id: str) -> Any:
+        """The trained model."""
+
+
+class HorovodModel(Model, ModelParams, HorovodReadable, HorovodWritable):
+    """A trained model; `transform` appends its outputs to a DataFrame."""
+
+    _metadata: Any = None
+
+    def transform(self, df: Any, params: Any = None) -> Any:
+        """The DataFrame with the columns `outputCols`, one for each label.
+
+        A column has the label's type; integers are rounded. An output of several values is a DenseVector.
+        """
+        return super().transform(df, params)
+
+    def _extra_to_save(self) -> Any:
+        return self._metadata
+
+    def _restore_extra(self, extra: Any) -> None:
+        self._metadata = extra

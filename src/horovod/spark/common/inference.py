@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`transform`: a model's outputs as columns, in Arrow batches. A Python worker loads the model once."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from horovod.core.wording import counted
+from horovod.data.parquet import to_numpy
+from horovod.spark.common.util import get_output_cols, get_spark_df_output_schema
+
+__all__ = ["Predictor", "transform"]
+
+BATCH_ROWS = 1024
+Arrays = list[np.ndarray[Any, Any]]
+
+_loaded: dict[str, Any] = {}  # the model that this worker has used last, by the digest of its bytes
+
+
+class Predictor:
+    """A model's bytes, and the functions that load them and call the model. `prepare` sets up a Spark worker."""
+
+    def __init__(
+        self,
+        content: bytes,
+        load: Callable[[bytes], Any],
+        predict: Callable[[Any, Arrays], Sequence[Any]],
+        prepare: Callable[[], None] | None = None,
+    ) -> None:
+        self._content = content
+        self._load = load
+        self._predict = predict
+        self.prepare = prepare or _nothing
+        self._digest = hashlib.sha256(content).hexdigest()
+
+    def __call__(self, inputs: Arrays) -> Arrays:
+        """The outputs for some rows, one for each label."""
+        if self._digest not in _loaded:
+            _loaded.clear()
+            _loaded[self._digest] = self._load(self._content)
+        return [np.asarray(output) for output in self._predict(_loaded[self._digest], inputs)]
+
+
+def _nothing() -> None:
+    pass
+
+
+class _Map:
+    """The function that Spark calls with the record batches of a partition."""
+
+    def __init__(self, predictor: Predictor, features: Sequence[str], kept: int, schema: Sequence[tuple[str, str]]):
+        self._predictor = predictor
+        self._features = features
+        self._kept = kept
+        self._outputs = schema
+
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow as pa
+
+        self._predictor.prepare()
+        first_row = 0
+        for whole in batches:
+            for start in range(0, whole.num_rows, BATCH_ROWS):
+                batch = whole.slice(start, BATCH_ROWS)
+                inputs = [to_numpy(batch.column(name), name, "the partition", first_row) for name in self._features]
+                outputs = self._predictor(inputs)
+                if len(outputs) != len(self._outputs):
+                    raise ValueError(
+                        f"the model has {counted(len(outputs), 'output')}, and there are "
+                        f"{counted(len(self._outputs), 'label column')}"
+                    )
+                made = [
+                    _column(values, batch.num_rows, *row) for values, row in zip(outputs, self._outputs, strict=True)
+                ]
+                names = [*whole.schema.names[: self._kept], *(name for name, _ in self._outputs)]
+                yield pa.RecordBatch.from_arrays([*batch.columns[: self._kept], *made], names=names)
+                first_row += batch.num_rows
+
+
+def _column(values: np.ndarray[Any, Any], rows: int, name: str, kind: str) -> Any:
+    import pyarrow as pa
+
+    flat = values.reshape(rows, -1)
+    if kind == "vector":
+        inner = pa.list_(pa.field("element", pa.int32(), False)), pa.list_(pa.field("element", pa.float64(), False))
+        offsets = pa.array(np.arange(rows + 1, dtype=np.int32) * flat.shape[1])
+        dense = pa.ListArray.from_arrays(offsets, pa.array(flat.astype(np.float64).reshape(-1)), type=inner[1])
+        parts = [pa.array(np.ones(rows, np.int8)), pa.nulls(rows, pa.int32()), pa.nulls(rows, inner[0]), dense]
+        fields = [
+            pa.field("type", pa.int8(), False),
+            pa.field("size", pa.int32()),
+            pa.field("indices", inner[0]),
+            pa.field("values", inner[1]),
+        ]
+        return pa.StructArray.from_arrays(parts, fields=fields)
+    if flat.shape[1] != 1:
+        raise ValueError(f"output {name} has {flat.shape[1]} values in a row: expected one, as the label has")
+    column = flat[:, 0]
+    if kind.startswith(("int", "bool")):
+        column = np.rint(column)
+    return pa.array(column.astype(kind))
+
+
+def transform(
+    df: Any,
+    predictor: Predictor,
+    features: Sequence[str],
+    labels: Sequence[str],
+    output_cols: Sequence[str],
+    metadata: Mapping[str, Mapping[str, Any]] | None,
+) -> Any:
+    """The DataFrame with a column for each label. Without metadata, its first row tells the sizes of the outputs."""
+    from pyspark.ml.functions import vector_to_array
+    from pyspark.ml.linalg import VectorUDT
+    from pyspark.sql import functions as F
+
+    outputs = get_output_cols(df.schema, output_cols)
+    missing = [name for name in features if name not in df.columns]
+    if missing:
+        raise ValueError(f"column `{missing[0]}` is not in the DataFrame\nhint: it has {', '.join(df.columns)}")
+    metadata = metadata or _metadata_of(df, labels)
+    sizes = [metadata[label]["output_size"] for label in labels if "output_size" in metadata[label]]
+    if len(sizes) < len(labels):
+        sizes = _sizes_of(predictor, df, features, len(labels))
+    schema = get_spark_df_output_schema(df.schema, labels, outputs, metadata)
+    kinds = []
+    for field, size in zip(schema.fields[-len(labels) :], sizes, strict=True):
+        if size > 1:
+            field.dataType = VectorUDT()
+        kinds.append(_numpy_kind(field.dataType))
+    vectors = {name for name in features if df.schema[name].dataType.simpleString() == "vector"}
+    names = {name: f"__horovod_{name}" if name in vectors else name for name in features}
+    arrays = [vector_to_array(F.col(f"`{name}`"), "float32").alias(names[name]) for name in features if name in vectors]
+    mapped = _Map(
+        predictor, [names[name] for name in features], len(df.columns), list(zip(outputs, kinds, strict=True))
+    )
+    return df.select("*", *arrays).mapInArrow(mapped, schema)
+
+
+def _metadata_of(df: Any, labels: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The labels' types in the DataFrame; double for one that is not there."""
+    from pyspark.sql import types
+
+    kinds = {field.name: type(field.dataType) for field in df.schema.fields}
+    return {label: {"spark_data_type": kinds.get(label, types.DoubleType)} for label in labels}
+
+
+def _sizes_of(predictor: Predictor, df: Any, features: Sequence[str], labels: int) -> list[int]:
+    row = df.select(*(f"`{name}`" for name in features)).first()
+    if row is None:
+        return [1] * labels
+    values = [value.toArray() if hasattr(value, "toArray") else value for value in row]
+    return [output[:1].size for output in predictor([np.asarray([value], np.float32) for value in values])]
+
+
+def _numpy_kind(dtype: Any) -> str:
+    from horovod.spark.common.util import data_type_to_numpy
+
+    return "vector" if dtype.simpleString() == "vector" else np.dtype(data_type_to_numpy(dtype)).name
