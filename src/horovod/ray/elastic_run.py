@@ -27,7 +27,7 @@ from horovod.elastic.messages import Worker
 from horovod.elastic.words import WordError, unpacked_report
 from horovod.ray.coordinator import Orders
 from horovod.ray.utils import nics_to_env_var, setting_of
-from horovod.ray.watch import GRACE_S, RankTraceback, first_lines
+from horovod.ray.watch import GRACE_S, RankTraceback, cause_of, first_lines
 from horovod.ray.worker import STOPPED, RankWorker
 from horovod.settings import Settings, environment_of
 from horovod.world.network import interface_address
@@ -178,7 +178,7 @@ class ElasticRun:
             if not isinstance(value, str) or value != STOPPED:
                 self._results[number] = value
         except RayTaskError as task_error:
-            cause = task_error.cause if isinstance(task_error.cause, Exception) else RuntimeError(str(task_error))
+            cause = cause_of(task_error, f"worker {number}")
             self._errors[number] = cause, str(task_error)
             how, well, error = "raised an exception", False, named(cause).partition("\n")[0]
         except RayError as lost:

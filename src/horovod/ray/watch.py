@@ -19,7 +19,7 @@ from ray.exceptions import RayError, RayTaskError
 from horovod.core.exceptions import HorovodInternalError, RankLostError, named
 from horovod.ray.coordinator import Coordinator
 
-__all__ = ["GRACE_S", "Crew", "RankTraceback", "first_lines"]
+__all__ = ["GRACE_S", "Crew", "RankTraceback", "cause_of", "first_lines"]
 
 GRACE_S = 3.0
 _LOOK_S = 1.0
@@ -109,7 +109,7 @@ class Crew:
             if keep:
                 values[rank] = value
         except RayTaskError as error:
-            cause = error.cause if isinstance(error.cause, Exception) else RuntimeError(str(error))
+            cause = cause_of(error, f"rank {rank}")
             told = f"rank {rank} raised {named(cause)}"[:_LONGEST]
             failures.append(_Failure(rank, cause, told, f"rank {rank} ({self.places[rank]}):\n{error}"))
         except RayError as error:
@@ -137,6 +137,14 @@ class Crew:
             # An abort that comes late would end the next world.
             ray.wait(told, num_returns=len(told), timeout=GRACE_S)
         return ended
+
+
+def cause_of(error: RayTaskError, who: str) -> Exception:
+    """The exception that an actor has raised, or one that says why its result did not come."""
+    text = str(error)
+    if "cloudpickle" in text and "horovod/ray/worker.py" not in text:  # after the call
+        return RuntimeError(f"the result of {who} cannot be pickled: {error.cause}")
+    return error.cause if isinstance(error.cause, Exception) else RuntimeError(text)
 
 
 def first_lines(error: RayError) -> str:
