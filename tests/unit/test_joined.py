@@ -101,7 +101,7 @@ def test_what_is_no_agent_is_sent_away(placement: JoinedPlacement, told: Told, s
 @pytest.mark.parametrize("data", [b"", b"GET / HTTP/1.0\r\n\r\n", b"HVD1" + bytes(32), bytes(range(256)) * 16])
 def test_a_stranger_is_sent_away(placement: JoinedPlacement, told: Told, data: bytes) -> None:
     stranger = socket.create_connection(("127.0.0.1", placement.port), timeout=LIMIT_S)
-    with stranger, contextlib.suppress(ConnectionError):
+    with stranger, contextlib.suppress(OSError):  # it is hung up on at any moment
         stranger.sendall(data)
         stranger.shutdown(socket.SHUT_WR)
         while stranger.recv(4096):

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 __all__ = ["SparkJob", "active_context", "reason_in"]
 
+_CANCEL_S = 0.5
 _FAILED = "Spark job has failed"
 _OWN = re.compile(r"RuntimeError: horovod\.spark\.run: (.+?)\s*(?:\n\s*\n|\n\s+at |\Z)", re.DOTALL)  # of a task (_task)
 _LOST = re.compile(r"ExecutorLostFailure \(executor (\S+) .*?\) Reason: (.+)")
@@ -83,9 +85,10 @@ class SparkJob:
 
     def cancel(self, limit_s: float) -> None:
         """Ends it, if it has not ended, and frees what it holds."""
-        if self._thread.is_alive():
-            self._context.cancelJobGroup(self._group)
-            self._thread.join(limit_s)
+        until = time.monotonic() + limit_s
+        while self._thread.is_alive() and time.monotonic() < until:
+            self._context.cancelJobGroup(self._group)  # again and again: Spark may not have got the job yet
+            self._thread.join(_CANCEL_S)
         os.close(self._woken)
 
     def _run(self, task: Callable[..., Any]) -> None:
