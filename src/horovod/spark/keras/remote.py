@@ -93,13 +93,23 @@ def _has_gpu() -> bool:
 
 
 def _choose_device(kind: str) -> None:
-    """Of several GPUs of this host, a rank takes its own. JAX and PyTorch choose by their own means."""
-    if keras.backend.backend() == "tensorflow":
+    """Of several GPUs of this host, a rank takes its own."""
+    backend = keras.backend.backend()
+    if backend == "tensorflow":
         import tensorflow as tf
 
         gpus = tf.config.list_physical_devices("GPU")
         mine = gpus if len(gpus) == 1 else gpus[hvd.local_rank() : hvd.local_rank() + 1]
         tf.config.set_visible_devices(mine if kind == "gpu" else [], "GPU")
+    elif kind == "gpu" and backend == "torch":
+        import torch
+
+        torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
+    elif kind == "gpu":
+        import jax
+
+        devices = jax.local_devices()
+        jax.config.update("jax_default_device", devices[hvd.local_rank() % len(devices)])
 
 
 def listed(value: Any) -> list[Any]:
