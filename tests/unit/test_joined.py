@@ -117,7 +117,7 @@ def test_one_agent_for_each_index(placement: JoinedPlacement, told: Told) -> Non
         with contextlib.closing(come(placement, agent(1, attempt=1))) as second:
             assert (answer(second), told.next()) == ("agent 1 is here already", ("refused", 1))
         with contextlib.closing(come(placement, agent(2, version="0.0"))) as old:
-            assert "is of hvd 0.0" in answer(old) and told.next() == ("refused", 2)
+            assert "has hvd 0.0" in answer(old) and told.next() == ("refused", 2)
         assert placement.choose({1: "task 1"})
         with contextlib.closing(come(placement, agent(2))) as late:
             assert (answer(late), told.next()) == ("the job has started", ("refused", 2))

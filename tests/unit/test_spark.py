@@ -78,7 +78,7 @@ def test_too_few_slots_are_told_at_once(
         clock.wait(8, master, **conf)
     assert clock.now <= within_s
     made_of = ", ".join([master, *(f"spark.{name.replace('_', '.')} {value}" for name, value in conf.items())])
-    assert f"needs 8 tasks at a time, but Spark has {slots['_0']} slots ({made_of})\nhint: " in str(caught.value)
+    assert f"needs 8 tasks at the same time, but Spark has {slots['_0']} slots ({made_of})\nhint: " in str(caught.value)
 
 
 def test_the_most_slots_follow_from_the_configuration() -> None:

@@ -25,7 +25,7 @@ def to_torch(batches: Iterable[Columns], device: Any = None) -> Iterator[dict[st
                 tensors[name] = torch.from_numpy(values)
             except TypeError:
                 raise TypeError(
-                    f"column `{name}` has the type {values.dtype}, of which PyTorch makes no tensor\n"
-                    "hint: leave it out of `columns`, or make numbers of it with `transform`"
+                    f"PyTorch cannot make a tensor of column `{name}`, which has the type {values.dtype}\n"
+                    "hint: leave it out of `columns`, or turn it into numbers with `transform`"
                 ) from None
         yield tensors if device is None else {name: value.to(device) for name, value in tensors.items()}

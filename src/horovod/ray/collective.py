@@ -118,7 +118,8 @@ class HorovodGroup(BaseGroup):  # type: ignore[misc]
             missing = ray.get(self._meeting.missing.remote(world_size), timeout=_TIMEOUT_S)
             raise TimeoutError(
                 f"the group {group_name!r} is not complete after {_TIMEOUT_S:g} s: ranks "
-                f"{', '.join(map(str, missing))} have not come"
+                f"{', '.join(map(str, missing))} have not joined\n"
+                "hint: call init_collective_group with this group name in each actor"
             ) from None
         if isinstance(answer, list):
             self._world_ranks = answer
@@ -140,8 +141,9 @@ class HorovodGroup(BaseGroup):  # type: ignore[misc]
             return global_process_set
         if not any(group._is_first for group in _groups):
             raise StartError(
-                f"the group {self.group_name!r} has {self.world_size} of the {context.size} ranks of a world that "
-                "Horovod started in another way\nhint: make groups of all its ranks, or use hvd.ProcessSet",
+                f"the group {self.group_name!r} has {self.world_size} of the {context.size} ranks, and "
+                "hvd.init() started their world, not ray.util.collective\n"
+                f"hint: put all {context.size} ranks into the group, or use hvd.ProcessSet",
                 "start-settings",
             )
         return asked_sets(context).ask(f"ray {self.group_name} {next(_times)}", sorted(self._world_ranks), _TIMEOUT_S)[

@@ -160,7 +160,9 @@ class StaticAdapter(Adapter):
     ) -> list[Any]:
         """Does what Adapter says. If one rank fails, the others are ended as in run."""
         if callbacks:
-            raise NotImplementedError("RayExecutor.run_remote waits for nothing, so that nothing calls the callbacks")
+            raise NotImplementedError(
+                "RayExecutor.run_remote does not wait, so it cannot call callbacks\nhint: use run(fn, callbacks=...)"
+            )
         refs = self._call("execute_function", "run_remote", fn, args, kwargs)
         self._started().watch(refs)
         return refs

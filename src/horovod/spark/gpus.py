@@ -79,7 +79,7 @@ def _devices(task: TaskGpus) -> list[str] | None:
 def _error(what: str, tasks: Sequence[TaskGpus], ranks: Sequence[int]) -> GpusError:
     lines = [f"  rank {rank}: {', '.join(tasks[rank].addresses) or 'no GPU'}" for rank in ranks]
     hint = (
-        "spark.task.resource.gpu.amount=1 gives each task a GPU of its own; HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX=1 "
-        "leaves the choice to the local rank"
+        "set spark.task.resource.gpu.amount=1 to give each task its own GPU; or set "
+        "HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX=1, and each rank sees what its task sees and takes GPU hvd.local_rank()"
     )
     return GpusError("\n".join([f"horovod.spark.run: {what}", *lines, f"hint: {hint}"]))

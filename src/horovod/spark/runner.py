@@ -191,8 +191,8 @@ class _Job:
         least, most = least or self._size, most or self._size
         if not 1 <= least <= self._size <= most:
             raise ValueError(
-                f"{self._name}: min_num_proc is {least}, num_proc {self._size}, max_num_proc {most}\n"
-                "hint: each of them must be at least the one before"
+                f"{self._name}: min_num_proc is {least}, num_proc is {self._size}, max_num_proc is {most}\n"
+                "hint: choose min_num_proc <= num_proc <= max_num_proc"
             )
         timeout_s = self._settings.elastic_timeout_s if timeout_s is None else float(timeout_s)
         return {"np": self._size, "min_np": least, "max_np": most, "reset_limit": reset_limit, "timeout_s": timeout_s}

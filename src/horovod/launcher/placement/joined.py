@@ -189,7 +189,7 @@ class JoinedPlacement:
 
     def _refusal(self, index: int, version: str) -> str:
         if version != self._version:
-            return f"this agent is of hvd {version}, the job of {self._version}"
+            return f"this agent has hvd {version}, and the job has hvd {self._version}"
         if self._agents and not self._is_open:
             return "the job has started"
         if not self._is_open and any(said["index"] == index for said, _ in self._came.values()):
@@ -281,5 +281,8 @@ def _connected(addresses: list[str], port: int, secret: bytes) -> Channel:
                 why.append((f"{address}:{port} ({error.strerror or error})", isinstance(error, ChannelError)))
         # If very many come at a time, some are sent away, and get in a moment later.
         if time.monotonic() >= deadline or not any(was_there for _, was_there in why):
-            raise ChannelError(f"the job cannot be reached at {', '.join(text for text, _ in why)}")
+            raise ChannelError(
+                f"this agent cannot reach the job at {', '.join(text for text, _ in why)}\n"
+                "hint: allow connections to these ports if a firewall blocks them"
+            )
         time.sleep(random.uniform(0.05, 0.5))
