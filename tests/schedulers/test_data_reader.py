@@ -364,7 +364,7 @@ def test_batches_as_tensors(folder: Path) -> None:
     assert batch["x"].shape == (32, 4) and batch["id"].tolist() == list(range(32))
     batch["x"].add_(1)
     reader.close()
-    with pytest.raises(TypeError, match="PyTorch cannot make a tensor of column `name`, which has the type object\nhint"):
+    with pytest.raises(TypeError, match="cannot make a tensor of column `name`, which has the type object\nhint"):
         next(to_torch(ParquetReader(str(folder), columns=["name"])))
 
 

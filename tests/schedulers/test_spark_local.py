@@ -214,7 +214,8 @@ def test_the_end_of_the_supervising_process_ends_the_ranks() -> None:
 
 def test_more_ranks_than_slots_are_refused_at_once() -> None:
     begun = time.monotonic()
-    with pytest.raises(RuntimeError, match=r"needs 3 tasks at the same time, but Spark has 2 slots \(local\[2\]\)\nhint: "):
+    text = r"needs 3 tasks at the same time, but Spark has 2 slots \(local\[2\]\)\nhint: "
+    with pytest.raises(RuntimeError, match=text):
         run(train, (1.0,), num_proc=3)
     assert time.monotonic() - begun < 2.0 + SLACK_S
 
