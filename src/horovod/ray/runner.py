@@ -244,6 +244,8 @@ class StaticAdapter(Adapter):
 
     def _results(self, caller: str, callbacks: list[Callable[..., Any]] | None, *values: Any) -> list[Any]:
         crew = self._started()
+        if callable(callbacks) or not all(map(callable, callbacks or [])):
+            raise TypeError(f"RayExecutor.{caller}: callbacks is {callbacks!r}, expected a list of functions")
         method = "execute" if caller == "execute" else "execute_function"
         with logged_to(callbacks) as (queue, look):
             return crew.wait(self._call(method, caller, *values, queue=queue), look if callbacks else None)

@@ -8,6 +8,8 @@ GRACE_S later is killed. So a wait takes that long at most after the first failu
 from __future__ import annotations
 
 import dataclasses
+import re
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -25,6 +27,9 @@ GRACE_S = 3.0
 _LOOK_S = 1.0
 _LOOK_FOR_LOGS_S = 0.1
 _LONGEST = 500  # characters of a cause
+_GUESSES = re.compile(r"(Some common causes include|There are some potential root causes)")  # of Ray's, at any death
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_MARKS = re.compile(r"\s*[\^~]+\s*")
 
 
 class RankTraceback(Exception):
@@ -111,7 +116,7 @@ class Crew:
         except RayTaskError as error:
             cause = cause_of(error, f"rank {rank}")
             told = f"rank {rank} raised {named(cause)}"[:_LONGEST]
-            failures.append(_Failure(rank, cause, told, f"rank {rank} ({self.places[rank]}):\n{error}"))
+            failures.append(_Failure(rank, cause, told, f"rank {rank} ({self.places[rank]}):\n{readable(str(error))}"))
         except RayError as error:
             if rank in self.lost:  # it was killed here
                 return
@@ -151,4 +156,14 @@ def first_lines(error: RayError) -> str:
     """Ray's reason, without what it says of the actor."""
     unwanted = ("class_name:", "actor_id:", "pid:", "name:", "namespace:", "ip:")
     lines = [line.strip() for line in str(error).splitlines()]
-    return " ".join(line for line in lines if line and not line.startswith(unwanted))[:_LONGEST]
+    text = " ".join(line for line in lines if line and not line.startswith(unwanted))
+    return textwrap.shorten(_GUESSES.split(text)[0].strip(), _LONGEST, placeholder=" ...")
+
+
+def readable(text: str) -> str:
+    """Ray's text of a traceback without colours, and without the marks below lines of code that Ray has left out."""
+    kept: list[str] = []
+    for line in _COLOURS.sub("", text).splitlines():
+        if not _MARKS.fullmatch(line) or (kept and kept[-1].startswith("    ") and not _MARKS.fullmatch(kept[-1])):
+            kept.append(line)
+    return "\n".join(kept)

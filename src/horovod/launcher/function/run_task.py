@@ -121,7 +121,8 @@ def _called(rank: int, caller: _Caller) -> Answer:
 def _portable(answer: Answer) -> tuple[Answer, bytes]:
     """The answer, pickled. If it cannot be pickled, an answer that says so."""
     try:
-        data = dumps(answer, f"the result of rank {answer.rank}", name="horovod")
+        what = f"the result of rank {answer.rank}"
+        data = dumps(answer, what, {what: answer.value}, "horovod")
         if answer.error is not None:
             pickle.loads(data)  # an exception class with another constructor may be pickled, but not loaded
     except Exception as error:
