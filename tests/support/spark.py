@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import shutil
 import signal
 import sys
 import time
@@ -16,6 +17,7 @@ from typing import Any
 import horovod
 from horovod.settings import changed_environment, current_environment
 from support.extent import SLACK_S
+from support.started import not_run
 
 GONE_S = 6.0 + SLACK_S  # Spark ends a worker after 2 s, and its agent then ends the rank within 3 s
 
@@ -25,6 +27,8 @@ def session(master: str, home: Path, **conf: str) -> Iterator[Any]:
     """A session whose workers use this Python. `conf`: names without `spark.`, and `_` for `.`."""
     from pyspark.sql import SparkSession
 
+    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+        not_run("java is not installed (openjdk-17-jre-headless)")
     variables = {"HOME": str(home), "PYSPARK_PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
     variables["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", "")]))
     with changed_environment(**{name: value or None for name, value in variables.items()}):
