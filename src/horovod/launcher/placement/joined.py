@@ -281,8 +281,5 @@ def _connected(addresses: list[str], port: int, secret: bytes) -> Channel:
                 why.append((f"{address}:{port} ({error.strerror or error})", isinstance(error, ChannelError)))
         # If very many come at a time, some are sent away, and get in a moment later.
         if time.monotonic() >= deadline or not any(was_there for _, was_there in why):
-            raise ChannelError(
-                f"this agent cannot reach the job at {', '.join(text for text, _ in why)}\n"
-                "hint: allow connections to these ports if a firewall blocks them"
-            )
+            raise ChannelError(f"the job cannot be reached at {', '.join(text for text, _ in why)}")
         time.sleep(random.uniform(0.05, 0.5))
