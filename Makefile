@@ -188,7 +188,7 @@ lint-clang: .venv/created
 
 lint-duplicates: .venv-lint/created
 	@$(STEP) --needs npm "duplicates" .venv-lint/node_modules/.bin/jscpd --min-lines 10 --min-tokens 50 --exitCode 1 \
-	  --format python,cpp --formats-exts 'cpp:cc,h' --reporters consoleFull --no-colors src native
+	  --format python,cpp --formats-exts 'cpp:cc,h' --reporters consoleFull src native
 
 lint-words:
 	@$(STEP) "words" tools/words
@@ -280,7 +280,8 @@ $(SCHEDULERS)/created: pyproject.toml .venv/filled
 .venv-lint/created: pyproject.toml
 	@$(STEP) "create .venv-lint" sh -c "$(PYTHON) -m venv --clear .venv-lint && \
 	  $(PYTHON) tools/requirements lint | xargs $(LINT_BIN)/python -m pip install --disable-pip-version-check"
-	@$(STEP) --needs npm "install jscpd" npm install --silent --no-save --no-audit --no-fund --prefix .venv-lint jscpd@4.3.0
+	@# A release that runs on Debian 12's Node 18.
+	@$(STEP) --needs npm "install jscpd" npm install --silent --no-save --no-audit --no-fund --prefix .venv-lint jscpd@4.2.4
 	@touch $@
 
 .venv-fuzz/created: pyproject.toml
