@@ -38,7 +38,8 @@ from horovod.world.topology import Identity
 __all__ = ["ElasticRun", "Plan"]
 
 _LOOK_S = 0.05
-# An error of the script's raises in all workers, and is told from one worker's by that. So the end of the first waits.
+# If the script is wrong, all workers raise, and this tells its error from that of one worker. So the end of the first
+# waits for the others: ten looks, chosen and not measured.
 _RAISED_S = 0.5
 _log = logging.getLogger("horovod")
 

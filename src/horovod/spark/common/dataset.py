@@ -55,8 +55,8 @@ def prepare_data(
     """Writes a DataFrame to the store unless it is there; a context manager that gives the index of the data.
 
     Vectors become lists of float32, which Parquet stores compactly also if they are sparse, so `compress_sparse`
-    changes nothing. Raises ValueError for counts below 1, for a column that is missing or that no rank can read, for a
-    bad `validation`, and if there are no rows for training or validation.
+    changes nothing. Raises ValueError if a count is below 1, a column is missing or of a type that ranks cannot read,
+    `validation` is wrong, or training or validation would have no rows.
     """
     for name, value in (("num_processes", num_processes), ("partitions_per_process", partitions_per_process)):
         if not value or value < 1:
