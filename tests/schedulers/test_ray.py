@@ -136,10 +136,22 @@ def test_run_remote_ends_the_peers_of_a_rank_that_failed(ranks: RayExecutor) -> 
     assert ranks.run(total, [1.0]) == [3.0, 3.0]
 
 
+def test_a_rank_may_leave_and_come_back_late(ranks: RayExecutor) -> None:
+    def function() -> float:
+        hvd.init()
+        hvd.shutdown()
+        if os.environ["HOROVOD_RANK"] == "0":
+            time.sleep(0.5)  # the other one waits for it in init
+        return total(1.0)
+
+    assert ranks.run(function) == [3.0, 3.0]
+
+
 def test_a_rank_that_fails_before_init_ends_the_init_of_others(ranks: RayExecutor) -> None:
     def function() -> None:
         hvd.shutdown()
         if os.environ["HOROVOD_RANK"] == "0":
+            time.sleep(0.5)
             raise LookupError("no data")
         hvd.init()
 

@@ -40,9 +40,12 @@ class World:
     peers: set[int] = dataclasses.field(default_factory=set)  # with which there may ever be data links
 
     def start_is_over(self) -> None:
-        """The native core has started: from here on it notices the ends of ranks."""
-        if self.job is not None and self.rendezvous is not None:
-            with contextlib.suppress(ChannelError):  # rank 0 has ended: the engine will say so
+        """The native core has started: from here on it notices the ends of ranks.
+
+        Unsaid, a rendezvous that notices the ends of starts would take this rank's shutdown for one.
+        """
+        if self.rendezvous is not None:
+            with contextlib.suppress(ChannelError):  # whoever had it has ended: the engine will say so
                 self.rendezvous.started(LAUNCHERS_WORD_S)
 
     def close_links(self) -> None:
