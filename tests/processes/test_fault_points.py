@@ -11,7 +11,6 @@ HVD_FAULT_SEED, which is printed. THOROUGH=1 runs every case.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import random
@@ -26,6 +25,7 @@ from pathlib import Path
 import pytest
 from support.extent import SLACK_S, THOROUGH
 from support.jobs import Done, Job, abreast, stderr_of
+from support.ports import assert_closed
 
 SIZE = 3
 # From the moment itself to the end of everything: noticed, and ended 3 s later. A lone stop is noticed after 4 s on one
@@ -142,26 +142,6 @@ for _ in range(2):
     context.Process(target=work, args=(started,), daemon=True).start()
     assert started.wait(100)
 """
-
-
-def listeners(port: int) -> list[Path]:
-    """The processes in /proc that listen at this port."""
-    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    sockets = {f"socket:[{row[9]}]" for row in rows if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port}
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended
-            if any(os.readlink(descriptor) in sockets for descriptor in (process / "fd").iterdir()):
-                found.append(process)
-    return found
-
-
-def assert_closed(ports: list[str], folder: Path, text: str) -> None:
-    """Another program may have got a port meanwhile; processes of the job run in its folder."""
-    assert ports, text
-    for port in ports:
-        ours = [one for one in listeners(int(port)) if os.readlink(one / "cwd") == str(folder)]
-        assert not ours, f"{ours} listen at {port}\n{text}"
 
 
 def run_case(tmp_path: Path, case: Case) -> tuple[Done, float, float]:

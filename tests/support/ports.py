@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which processes listen at a TCP port: one that a job has closed may be another program's a moment later."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+
+def listeners(port: int) -> list[Path]:
+    """The processes in /proc that listen at this port."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    sockets = {f"socket:[{row[9]}]" for row in rows if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port}
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            if any(os.readlink(descriptor) in sockets for descriptor in (process / "fd").iterdir()):
+                found.append(process)
+    return found
+
+
+def assert_closed(ports: list[str], folder: Path, text: str) -> None:
+    """Another program may have got a port meanwhile; processes of the job run in its folder."""
+    assert ports, text
+    for port in ports:
+        ours = [one for one in listeners(int(port)) if os.readlink(one / "cwd") == str(folder)]
+        assert not ours, f"{ours} listen at {port}\n{text}"
