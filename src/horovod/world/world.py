@@ -45,7 +45,7 @@ class World:
         Unsaid, a rendezvous that notices the ends of starts would take this rank's shutdown for one.
         """
         if self.rendezvous is not None:
-            with contextlib.suppress(ChannelError):  # whoever had it has ended: the engine will say so
+            with contextlib.suppress(ChannelError):  # the launcher, or rank 0, has ended: the engine will say so
                 self.rendezvous.started(LAUNCHERS_WORD_S)
 
     def close_links(self) -> None:
