@@ -8,6 +8,7 @@
 #include "engine/trace.h"
 #include "execution/process_set.h"
 #include "host/board.h"
+#include "liveness/arrivals.h"
 #include "negotiation/host_map.h"
 #include "negotiation/publisher.h"
 #include "settings/settings.h"
@@ -30,6 +31,7 @@ struct EngineParts {
   Publisher& publisher;
   HostService* service;  // null: this rank is not its host's leader
   Trace& trace;
+  Arrivals& arrivals;
 };
 
 }  // namespace hvd

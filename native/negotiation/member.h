@@ -47,6 +47,7 @@ struct Contribution {
   std::string_view descriptor;  // encoded; lives as long as the call
   std::string refusal;          // why the call failed, if is_refusal
   uint64_t total_bytes = 0;
+  uint64_t begun_ns = 0;    // when this rank came; the member writes it
   bool sync = false;        // the caller waits for it and for nothing else
   bool is_only = false;     // and no other thread of this rank has ever waited so: nothing else is submitted meanwhile
   bool is_refusal = false;  // stands for a call that failed before it could be submitted
@@ -103,6 +104,9 @@ class Member {
     int32_t set = 0;
     std::shared_ptr<const std::string> name;
     std::string descriptor;
+    // kReady: how long the call has waited for other ranks, and for which one at last (-1: too short to ask, or unknown).
+    uint64_t waited_ns = 0;
+    int last_rank = -1;
   };
   // `out` is new. A failure means that this rank cannot follow the log: the generation has to end.
   Status apply(Record record, Applied* out);
