@@ -4,11 +4,11 @@
 
 #include <memory>
 
+#include "engine/arrivals.h"
 #include "engine/serve.h"
 #include "engine/trace.h"
 #include "execution/process_set.h"
 #include "host/board.h"
-#include "liveness/arrivals.h"
 #include "negotiation/host_map.h"
 #include "negotiation/publisher.h"
 #include "settings/settings.h"

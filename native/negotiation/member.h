@@ -104,7 +104,7 @@ class Member {
     int32_t set = 0;
     std::shared_ptr<const std::string> name;
     std::string descriptor;
-    // kReady: how long the call has waited for other ranks, and for which one at last (-1: too short to ask, or unknown).
+    // kReady: how long the call has waited for other ranks, and which one came last (-1: unknown, or a short wait).
     uint64_t waited_ns = 0;
     int last_rank = -1;
   };

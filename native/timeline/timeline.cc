@@ -12,8 +12,8 @@
 #include <cstring>
 
 #include "platform/clock.h"
-#include "platform/json.h"
 #include "platform/warning.h"
+#include "timeline/json.h"
 
 namespace hvd {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "platform/json.h"
+#include "timeline/json.h"
 
 #include <algorithm>
 #include <cstdio>

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "liveness/arrivals.h"
+#include "engine/arrivals.h"
 
 #include <algorithm>
 #include <utility>
 #include <vector>
 
-#include "platform/json.h"
+#include "timeline/json.h"
 
 namespace hvd {
 namespace {
