@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "negotiation/member.h"
 #include "timeline/json.h"
 
 namespace hvd {
@@ -18,7 +19,7 @@ void Arrivals::note_ready(uint64_t now_ns, uint64_t waited_ns, int last_rank, in
   // One thread at a time writes these.
   calls_.store(calls_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   waited_ns_.store(waited_ns_.load(std::memory_order_relaxed) + waited_ns, std::memory_order_relaxed);
-  if (waited_ns < kShortNs) return;
+  if (waited_ns < kShortWaitNs) return;
   const std::lock_guard lock(mutex_);
   by_rank_[last_rank].add(waited_ns);
   by_set_[set].add(waited_ns);

@@ -42,8 +42,7 @@ class Arrivals {
   };
   static constexpr uint64_t kPeriodNs = 5'000'000'000;
   static constexpr uint64_t kPeriods = 12;
-  static constexpr uint64_t kShortNs = 20'000;  // only summed up
-  static constexpr size_t kNames = 1000;        // later ones are summed up as one
+  static constexpr size_t kNames = 1000;  // later ones are summed up as one
   static constexpr size_t kShownNames = 10;
 
   std::string longest_waits() const;

@@ -14,8 +14,6 @@ namespace {
 // How many unnamed calls may be undecided at once; a later one waits for an earlier one's place.
 constexpr uint64_t kUnnamedEntries = 64;
 constexpr uint32_t kNoSlot = UINT32_MAX;
-// Who came last is in a cache line of the last rank's: it is read for a wait that is long beside that.
-constexpr uint64_t kWorthAskingNs = 20'000;
 
 }  // namespace
 
@@ -276,7 +274,7 @@ Status Member::apply_ready(uint32_t id, Applied* out) {
   out->what = Applied::What::kReady;
   out->call = entry->in_flight;
   out->waited_ns = clock_.now_ns() - out->call->begun_ns;
-  if (out->waited_ns < kWorthAskingNs) return {};
+  if (out->waited_ns < kShortWaitNs) return {};
   // This rank may have read the log late.
   const LastArrival last = board_.last_arrival(id);
   if (last.rank < 0) return {};
