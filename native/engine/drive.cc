@@ -150,9 +150,14 @@ void Engine::apply(Record record) {
   switch (applied.what) {
     case Member::Applied::What::kNothing:
       return;
-    case Member::Applied::What::kReady:
-      runner_->open(submission_of(std::move(applied.call)));
+    case Member::Applied::What::kReady: {
+      SubmissionPtr call = submission_of(std::move(applied.call));
+      call->ready_ns = call->begun_ns + applied.waited_ns;
+      arrivals_.note_ready(call->ready_ns, applied.waited_ns, applied.last_rank, call->prepared->descriptor.process_set,
+                           *call->name);
+      runner_->open(std::move(call));
       return;
+    }
     case Member::Applied::What::kZeros:
       runner_->open(calls_->zeros_for(applied));
       return;

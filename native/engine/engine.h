@@ -94,6 +94,7 @@ class Engine : private Readers, private Driver {
   std::unique_ptr<HostService> service_;  // on each host's lowest rank; the token, but for what it says itself
   std::unique_ptr<Publisher> publisher_;
   Trace trace_;
+  Arrivals arrivals_{now_ns()};
   std::optional<Calls> calls_;
   std::optional<Runner> runner_;
   std::optional<Submitter> submitter_;

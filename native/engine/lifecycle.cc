@@ -114,8 +114,8 @@ void Engine::make_negotiation() {
   } else {
     publisher_ = std::make_unique<LogPublisher>(map_, settings.close_bytes, *board_, *bells_, readers);
   }
-  const EngineParts parts{settings, map_,     world_,   clock_,      *segment_,      *board_,
-                          *bells_,  *ending_, *wakeup_, *publisher_, service_.get(), trace_};
+  const EngineParts parts{settings, map_,     world_,      clock_,         *segment_, *board_,  *bells_,
+                          *ending_, *wakeup_, *publisher_, service_.get(), trace_,    arrivals_};
   calls_.emplace(parts);
   runner_.emplace(parts, *calls_);
   submitter_.emplace(parts, *calls_, runner_->launched());

@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "engine/arrivals.h"
 #include "engine/serve.h"
 #include "engine/trace.h"
 #include "execution/process_set.h"
@@ -30,6 +31,7 @@ struct EngineParts {
   Publisher& publisher;
   HostService* service;  // null: this rank is not its host's leader
   Trace& trace;
+  Arrivals& arrivals;
 };
 
 }  // namespace hvd

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The counters of a generation, as text in JSON.
 #include "engine/engine.h"
+#include "platform/clock.h"
 
 namespace hvd {
 
@@ -23,6 +24,7 @@ std::string Engine::statistics() {
   field("batches_by_nccl", std::to_string(on_gpus.by_nccl.load()));
   field("batches_in_levels", std::to_string(on_gpus.in_levels.load()));
   field("batches_staged", std::to_string(on_gpus.staged.load()));
+  field("arrivals", arrivals_.describe(now_ns()));
   field("in_flight", std::to_string(calls_->in_flight()));
   return text + "}";
 }

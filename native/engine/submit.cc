@@ -169,7 +169,8 @@ Submitter::Submitter(const EngineParts& parts, Calls& calls, const LaunchedCalls
       wakeup_(parts.wakeup),
       publisher_(parts.publisher),
       calls_(calls),
-      launched_(launched) {}
+      launched_(launched),
+      arrivals_(parts.arrivals) {}
 
 Status Submitter::prepare(const hvd_request& request, std::shared_ptr<const Prepared>* out) {
   const std::string name = request.name == nullptr ? "" : request.name;

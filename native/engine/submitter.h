@@ -68,6 +68,7 @@ class Submitter {
   Publisher& publisher_;
   Calls& calls_;
   const LaunchedCalls& launched_;
+  Arrivals& arrivals_;
   HandleTable handles_;
 };
 

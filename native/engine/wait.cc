@@ -51,7 +51,13 @@ Status Submitter::wait(hvd_handle handle, int32_t timeout_ms) {
   const SubmissionPtr submission = handles_.find(handle);
   if (submission == nullptr) return {HVD_INVALID_ARGUMENT, "unknown or released handle"};
   if (submission->done.load()) return submission->status;  // as of most small ones: without a look at the clock
+  const uint64_t since_ns = now_ns();
   HVD_RETURN_IF_ERROR(wait_for(submission->done, deadline_in(timeout_ms)));
+  if (submission->ready_ns != 0) {
+    const uint64_t end_ns = now_ns();
+    const uint64_t ready_ns = std::clamp(submission->ready_ns, since_ns, end_ns);
+    arrivals_.note_blocked(ready_ns - since_ns, end_ns - ready_ns);
+  }
   return submission->status;
 }
 

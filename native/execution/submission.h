@@ -80,6 +80,7 @@ struct Submission : Contribution {
   enum class Stage : uint8_t { kNone, kNegotiating, kQueued, kRunning, kDone } traced = Stage::kNone;
 
   Status status;                  // written before `done`
+  uint64_t ready_ns = 0;          // likewise: when the last rank came; 0: unknown
   std::vector<Gathered> results;  // likewise
   Status outcome;                 // likewise: why an operation that ran did not succeed, the same on all ranks
   std::atomic<bool> done{false};

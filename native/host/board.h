@@ -26,6 +26,17 @@ class SegmentBoard final : public Board {
   void assign(uint32_t id, int32_t set, uint32_t members) override { segment_.assign(id, set, members); }
   int32_t set_of(uint32_t id) override { return segment_.set_of(id); }
 
+  void set_last_arrival(uint32_t id, LastArrival last) override {
+    const auto rank = static_cast<uint64_t>(last.rank + 1);
+    segment_.last_arrival(id).store(rank << kNsBits | (last.ns & kNsMask), std::memory_order_relaxed);
+  }
+  LastArrival last_arrival(uint32_t id) override {
+    const uint64_t word = segment_.last_arrival(id).load(std::memory_order_relaxed);
+    const uint64_t now = now_ns();
+    const uint64_t ago = (now - word) & kNsMask;  // less than five hours
+    return {static_cast<int>(word >> kNsBits) - 1, now - ago};
+  }
+
   void set_in_flight(uint32_t id, uint64_t since_ms) override { segment_.in_flight(local_rank_, id).store(since_ms); }
   uint64_t in_flight_since_ms(uint32_t local_rank, uint32_t id) override {
     return segment_.in_flight(local_rank, id).load();
@@ -80,6 +91,9 @@ class SegmentBoard final : public Board {
   bool can_pump() const { return to_leader_.can_pump(); }
 
  private:
+  static constexpr int kNsBits = 44;
+  static constexpr uint64_t kNsMask = (uint64_t{1} << kNsBits) - 1;
+
   Tally<SharedWord> tally(uint32_t id) { return segment_.tally(id, across_hosts_); }
 
   Segment& segment_;

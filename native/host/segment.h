@@ -110,6 +110,8 @@ class Segment {
   }
   int32_t set_of(uint32_t id) const { return cells_[id].set.load(std::memory_order_relaxed); }
 
+  std::atomic<uint64_t>& last_arrival(uint32_t id) { return cells_[id].last; }
+
   bool peek(uint64_t position, Record* record) { return Log<SharedWord>::peek(Slots{log_}, position, record); }
   bool try_append_at(uint64_t position, Record record) {
     return Log<SharedWord>::try_append_at(Slots{log_}, tail_word(), position, record);
@@ -149,6 +151,7 @@ class Segment {
     std::atomic<uint64_t> word;
     std::atomic<uint32_t> members;
     std::atomic<int32_t> set;
+    std::atomic<uint64_t> last;  // {rank + 1:20 | nanoseconds:44}
   };
   struct Layout;
   struct Slots {

@@ -37,6 +37,7 @@ struct Decision {
   // for all
   std::string payload;
   bool stays_recalled = false;
+  int32_t last_rank = -1;  // READY: the rank that came last, as rank 0 sees it; -1: unknown
 };
 
 // A rank that asks for an entry the slow way. `waits`: it will submit nothing else before this is done.

@@ -10,6 +10,8 @@ bool is_whole(const Reader& reader) { return !reader.broken() && reader.at_end()
 
 bool is_rank(int rank, int world_size) { return rank >= 0 && rank < world_size; }
 
+bool is_rank_or_none(int rank, int world_size) { return rank == -1 || is_rank(rank, world_size); }
+
 bool read_ranks(Reader* reader, int world_size, std::vector<int>* ranks) {
   const auto length = reader->get<uint32_t>();
   ranks->clear();
@@ -41,6 +43,7 @@ bool is_record(const Decision& decision, int world_size) {
     case RecordKind::kDefine:
       return decision.id < kMaxEntries && parse_definition(decision.payload, &definition);
     case RecordKind::kReady:
+      return decision.id < kMaxEntries && decision.payload.empty() && is_rank_or_none(decision.last_rank, world_size);
     case RecordKind::kRetire:
       return decision.id < kMaxEntries && decision.payload.empty();
     case RecordKind::kError:
@@ -144,6 +147,25 @@ bool parse_ids(std::string_view payload, std::vector<uint32_t>* ids) {
     if (ids->back() >= kMaxEntries) return false;
   }
   return is_whole(reader);
+}
+
+bool parse_host_ready(std::string_view payload, int world_size, std::vector<HostReady>* out) {
+  Reader reader(payload);
+  const auto length = reader.get<uint32_t>();
+  out->clear();
+  for (uint32_t i = 0; i < length && !reader.broken(); ++i) {
+    const auto id = reader.get<uint32_t>();
+    out->push_back({id, reader.get<int32_t>()});
+    if (id >= kMaxEntries || !is_rank_or_none(out->back().last_rank, world_size)) return false;
+  }
+  return is_whole(reader);
+}
+
+std::string host_ready_payload(const std::vector<HostReady>& ready) {
+  Writer payload;
+  payload.put(static_cast<uint32_t>(ready.size()));
+  for (const HostReady& entry : ready) payload.put(entry.id).put(entry.last_rank);
+  return payload.take();
 }
 
 bool parse_may_retire(std::string_view payload, std::vector<RetireAnswer>* out) {
@@ -253,6 +275,7 @@ bool parse_records(std::string_view payload, int world_size, std::vector<Decisio
     decision.stays_recalled = reset == kResetAndRecalled;
     decision.id = reader.get<uint32_t>();
     decision.payload = reader.get_string();
+    if (decision.kind == RecordKind::kReady) decision.last_rank = reader.get<int32_t>();
     if (reader.broken() || reset > kResetAndRecalled || !is_record(decision, world_size)) return false;
     out->push_back(std::move(decision));
   }
@@ -266,6 +289,7 @@ std::string records_payload(const std::vector<Decision>& decisions) {
     const bool slow = decision.reset && decision.stays_recalled;
     payload.put(static_cast<uint8_t>(decision.kind)).put(slow ? kResetAndRecalled : uint8_t{decision.reset});
     payload.put(decision.id).put_string(decision.payload);
+    if (decision.kind == RecordKind::kReady) payload.put(decision.last_rank);
   }
   return payload.take();
 }
@@ -279,7 +303,7 @@ bool parse_abort(std::string_view payload, int world_size, AbortFrame* out) {
   const bool is_none = code < HVD_INVALID_ARGUMENT || code > HVD_INTERNAL;
   if (!is_whole(reader) || (is_none && code != HVD_DEVICE_LOST && code != HVD_DEADLOCK)) return false;
   out->code = static_cast<hvd_code>(code);
-  return (out->rank == -1 || is_rank(out->rank, world_size)) && out->text.size() <= kMaxTextBytes;
+  return is_rank_or_none(out->rank, world_size) && out->text.size() <= kMaxTextBytes;
 }
 
 std::string abort_payload(const Status& cause) {
@@ -307,7 +331,7 @@ bool parse_failure(std::string_view payload, int world_size, Failure* out) {
   const bool of_an_operation = code == HVD_MISMATCH || code == HVD_REFUSED || code == HVD_JOINED;
   if (!is_whole(reader) || !is_name(out->name) || !of_an_operation || text.size() > kMaxTextBytes) return false;
   out->why = {static_cast<hvd_code>(code), std::move(text), culprit};
-  return culprit == -1 || is_rank(culprit, world_size);
+  return is_rank_or_none(culprit, world_size);
 }
 
 std::string failure_payload(const Failure& failure) {

@@ -47,6 +47,11 @@ struct JoinFrame {
   CountedIn counted;
 };
 
+struct HostReady {  // an entry that is complete on a host
+  uint32_t id = 0;
+  int32_t last_rank = -1;  // of the host, that came last; -1: unknown
+};
+
 struct RetireAnswer {
   uint32_t id = 0;
   bool idle = false;
@@ -90,7 +95,7 @@ bool parse_complete(std::string_view payload, CompleteFrame* out);
 std::string complete_payload(const CompleteFrame& entry);
 bool parse_waiting(std::string_view payload, int world_size, WhoWaits* out);
 std::string waiting_payload(const WhoWaits& all);
-bool parse_ids(std::string_view payload, std::vector<uint32_t>* ids);  // kHostReady, kRetired; kMayRetire downward
+bool parse_ids(std::string_view payload, std::vector<uint32_t>* ids);  // kRetired; kMayRetire downward
 bool parse_may_retire(std::string_view payload, std::vector<RetireAnswer>* out);
 std::string may_retire_payload(const std::vector<RetireAnswer>& answers);
 bool parse_recalled(std::string_view payload, RecalledFrame* out);
@@ -108,6 +113,8 @@ std::string recall_payload(uint32_t id);
 bool parse_records(std::string_view payload, int world_size, std::vector<Decision>* out);
 std::string records_payload(const std::vector<Decision>& decisions);
 bool parse_abort(std::string_view payload, int world_size, AbortFrame* out);
+bool parse_host_ready(std::string_view payload, int world_size, std::vector<HostReady>* out);
+std::string host_ready_payload(const std::vector<HostReady>& ready);
 std::string ids_payload(const std::vector<uint32_t>& ids);
 std::string abort_payload(const Status& cause);
 // Payloads of records, which also lie in shared memory.

@@ -22,7 +22,7 @@ Leader::Leader(const HostMap& map, LeaderSettings settings, LeaderPorts ports)
       board_(ports.board),
       uplink_(ports.uplink),
       clock_(ports.clock),
-      log_(map, ports.board, ports.waker, ports.readers),
+      log_(map, ports.board, ports.clock, ports.waker, ports.readers),
       facts_(map, settings.late_ms, ports.board, ports.uplink, ports.clock) {
   if (map_.coordinates()) {
     coordinator_.emplace(map_.topology.host_of_rank(), settings_.names);
@@ -162,15 +162,16 @@ Status Leader::speak() {
 }
 
 Status Leader::say_pending() {
-  const std::vector<uint32_t> ready = pending_.take().ids;
+  std::vector<HostReady> ready;
+  for (const uint32_t id : pending_.take().ids) ready.push_back({id, board_.last_arrival(id).rank});
   if (ready.empty()) return {};
   if (!coordinates()) {
-    send_up(FrameKind::kHostReady, ids_payload(ready));
+    send_up(FrameKind::kHostReady, host_ready_payload(ready));
     return {};
   }
   Effects effects;
-  for (const uint32_t id : ready) {
-    if (!coordinator_->host_ready(map_.host, id, now_seconds(), &effects)) {
+  for (const HostReady& entry : ready) {
+    if (!coordinator_->host_ready(map_.host, entry.id, now_seconds(), &effects, entry.last_rank)) {
       return {HVD_RANK_LOST,
               "a rank of rank 0's host counted an operation as complete that rank 0 does not know\n"
               "hint: install the same version of Horovod for all ranks",
@@ -235,12 +236,14 @@ bool Leader::coordinate_ids(int host, FrameKind kind, const std::string& payload
              return coordinator_->may_retire(host, answer.id, answer.idle, effects);
            });
   }
+  if (std::vector<HostReady> ready; kind == FrameKind::kHostReady) {
+    return parse_host_ready(payload, map_.world_size(), &ready) && std::ranges::all_of(ready, [&](HostReady entry) {
+             return coordinator_->host_ready(host, entry.id, now_seconds(), effects, entry.last_rank);
+           });
+  }
   std::vector<uint32_t> ids;
-  if (!parse_ids(payload, &ids)) return false;
-  return std::ranges::all_of(ids, [&](uint32_t id) {
-    return kind == FrameKind::kHostReady ? coordinator_->host_ready(host, id, now_seconds(), effects)
-                                         : coordinator_->retired(host, id, effects);
-  });
+  return parse_ids(payload, &ids) &&
+         std::ranges::all_of(ids, [&](uint32_t id) { return coordinator_->retired(host, id, effects); });
 }
 
 // Frames of rank 0 to another leader. False: the frame makes no sense.

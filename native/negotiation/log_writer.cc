@@ -8,8 +8,13 @@
 
 namespace hvd {
 
-LogWriter::LogWriter(const HostMap& map, Board& board, Waker& waker, Readers& readers)
-    : map_(map), board_(board), waker_(waker), readers_(readers), left_(static_cast<size_t>(map.world_size()), false) {}
+LogWriter::LogWriter(const HostMap& map, Board& board, Clock& clock, Waker& waker, Readers& readers)
+    : map_(map),
+      board_(board),
+      clock_(clock),
+      waker_(waker),
+      readers_(readers),
+      left_(static_cast<size_t>(map.world_size()), false) {}
 
 std::vector<int> LogWriter::add_set(int32_t set, const std::vector<int>& ranks) {
   std::vector<int> members;
@@ -77,6 +82,7 @@ bool LogWriter::write(const Decision& decision, RequestMerger* merger, Status* f
   }
   if (merger != nullptr) merger->note(decision, map_.world_size());
   if (decision.kind == RecordKind::kLeave) left_[id] = true;
+  if (decision.kind == RecordKind::kReady) board_.set_last_arrival(id, {decision.last_rank, clock_.now_ns()});
   // The tally first: a rank that reads the record may submit the next round at once.
   if (decision.reset) {
     board_.reset(id, decision.stays_recalled);

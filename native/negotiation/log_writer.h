@@ -20,7 +20,7 @@ namespace hvd {
 
 class LogWriter {
  public:
-  LogWriter(const HostMap& map, Board& board, Waker& waker, Readers& readers);
+  LogWriter(const HostMap& map, Board& board, Clock& clock, Waker& waker, Readers& readers);
 
   // Returns the set's members of this host.
   std::vector<int> add_set(int32_t set, const std::vector<int>& ranks);
@@ -57,6 +57,7 @@ class LogWriter {
 
   const HostMap& map_;
   Board& board_;
+  Clock& clock_;
   Waker& waker_;
   Readers& readers_;
 

@@ -107,8 +107,9 @@ Member::Announcement Member::submit(EntryRef ref, const ContributionPtr& call, b
 
 Member::Announcement Member::begin(Entry* entry, const ContributionPtr& call) {
   entry->in_flight = call;
+  call->begun_ns = clock_.now_ns();
   // The row first: a leader that shuts the fast way looks at the rows after that.
-  if (entry->id.has_value()) board_.set_in_flight(*entry->id, clock_.now_ns() / 1000000 + 1);
+  if (entry->id.has_value()) board_.set_in_flight(*entry->id, call->begun_ns / 1000000 + 1);
   const bool may_be_counted = !call->is_refusal && entry->id.has_value() && !is_pair(entry->set);
   const bool is_known = may_be_counted && entry->definition == call->descriptor;
   if (!is_known) return ask(*entry, *call);
@@ -116,6 +117,7 @@ Member::Announcement Member::begin(Entry* entry, const ContributionPtr& call) {
   if (arrived.outcome == Arrived::Outcome::kRecalled) return ask(*entry, *call);
   entry->counted_in = arrived.round;
   if (arrived.outcome == Arrived::Outcome::kCounted) return {};
+  board_.set_last_arrival(*entry->id, {map_.rank, call->begun_ns});
   // The next round begins before anybody can learn that this one is complete: a rank that learns it may come again at
   // once.
   publisher_.begin_next_round(*entry->id);
@@ -271,6 +273,14 @@ Status Member::apply_ready(uint32_t id, Applied* out) {
   }
   out->what = Applied::What::kReady;
   out->call = entry->in_flight;
+  out->waited_ns = clock_.now_ns() - out->call->begun_ns;
+  if (out->waited_ns < kShortWaitNs) return {};
+  // This rank may have read the log late.
+  const LastArrival last = board_.last_arrival(id);
+  if (last.rank < 0) return {};
+  const bool was_last = last.rank == map_.rank || last.ns < out->call->begun_ns;
+  out->waited_ns = was_last ? 0 : std::min(out->waited_ns, last.ns - out->call->begun_ns);
+  out->last_rank = last.rank;
   return {};
 }
 

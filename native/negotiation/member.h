@@ -47,11 +47,15 @@ struct Contribution {
   std::string_view descriptor;  // encoded; lives as long as the call
   std::string refusal;          // why the call failed, if is_refusal
   uint64_t total_bytes = 0;
+  uint64_t begun_ns = 0;    // when this rank came; the member writes it
   bool sync = false;        // the caller waits for it and for nothing else
   bool is_only = false;     // and no other thread of this rank has ever waited so: nothing else is submitted meanwhile
   bool is_refusal = false;  // stands for a call that failed before it could be submitted
 };
 using ContributionPtr = std::shared_ptr<Contribution>;
+
+// The rank that came last is in a cache line of that rank: it is read after a wait that is long beside this.
+constexpr uint64_t kShortWaitNs = 20'000;
 
 class Member {
  public:
@@ -103,6 +107,9 @@ class Member {
     int32_t set = 0;
     std::shared_ptr<const std::string> name;
     std::string descriptor;
+    // kReady: how long the call has waited for other ranks, and which one came last (-1: unknown, or a short wait).
+    uint64_t waited_ns = 0;
+    int last_rank = -1;
   };
   // `out` is new. A failure means that this rank cannot follow the log: the generation has to end.
   Status apply(Record record, Applied* out);

@@ -17,6 +17,12 @@
 
 namespace hvd {
 
+// The rank that completed an entry's last round, and when, on this host's monotonic clock.
+struct LastArrival {
+  int rank = -1;  // unknown
+  uint64_t ns = 0;
+};
+
 // The shared state of one host's ranks, as one of them sees it. Any thread; each function is one operation on shared
 // memory unless it says otherwise.
 class Board {
@@ -33,6 +39,11 @@ class Board {
   // By the leader, before the first record of the entry: its set, and how many ranks of this host are members.
   virtual void assign(uint32_t id, int32_t set, uint32_t members) = 0;
   virtual int32_t set_of(uint32_t id) = 0;
+
+  // By whom a round of the entry was completed, before the others can learn that it is: a rank that has read READY, and
+  // not come again, finds the round's own.
+  virtual void set_last_arrival(uint32_t, LastArrival) {}
+  virtual LastArrival last_arrival(uint32_t) { return {}; }
 
   // In-flight rows: since when (milliseconds, never 0) a rank waits for the entry; 0: it does not. A rank writes only
   // its own.

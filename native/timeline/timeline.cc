@@ -13,6 +13,7 @@
 
 #include "platform/clock.h"
 #include "platform/warning.h"
+#include "timeline/json.h"
 
 namespace hvd {
 namespace {
@@ -20,31 +21,6 @@ namespace {
 constexpr uint64_t kPauseMs = 5;
 constexpr size_t kRows = 4096;  // tensors with a row of their own; the rest share one
 constexpr std::string_view kEnd = "\n]\n";
-
-// JSON's string, of UTF-8 that may have been cut anywhere.
-std::string quoted(std::string_view text) {
-  size_t length = text.size();
-  for (size_t back = 1; back <= std::min<size_t>(3, length); ++back) {  // of a character that is not all there
-    const auto byte = static_cast<unsigned char>(text[length - back]);
-    if ((byte & 0xc0) == 0x80) continue;
-    const size_t wanted = byte >= 0xf0 ? 4 : byte >= 0xe0 ? 3 : byte >= 0xc0 ? 2 : 1;
-    if (wanted > back) length -= back;
-    break;
-  }
-  std::string result = "\"";
-  for (const char letter : text.substr(0, length)) {
-    char escaped[8];
-    if (letter == '"' || letter == '\\') {
-      result += {'\\', letter};
-    } else if (static_cast<unsigned char>(letter) < ' ') {
-      std::snprintf(escaped, sizeof escaped, "\\u%04x", letter);
-      result += escaped;
-    } else {
-      result += letter;
-    }
-  }
-  return result + "\"";
-}
 
 std::string microseconds(uint64_t ns) {
   char text[32];
@@ -57,7 +33,7 @@ std::string first_line(const std::string& session) {
   timespec wall{};
   clock_gettime(CLOCK_REALTIME, &wall);
   const uint64_t wall_ns = static_cast<uint64_t>(wall.tv_sec) * 1000000000 + static_cast<uint64_t>(wall.tv_nsec);
-  return "[\n{\"name\": \"horovod\", \"ph\": \"M\", \"pid\": 0, \"args\": {\"session\": " + quoted(session) +
+  return "[\n{\"name\": \"horovod\", \"ph\": \"M\", \"pid\": 0, \"args\": {\"session\": " + json_string(session) +
          ", \"start_monotonic_us\": " + microseconds(now_ns()) + ", \"start_wall_clock_us\": " + microseconds(wall_ns) +
          "}}";
 }
@@ -103,7 +79,8 @@ off_t end_of_events(int fd) {
 bool is_of_session(int fd, const std::string& session) {
   char head[512];
   const ssize_t length = pread(fd, head, sizeof head, 0);
-  return length > 0 && std::string_view(head, static_cast<size_t>(length)).find(quoted(session)) != std::string::npos;
+  return length > 0 &&
+         std::string_view(head, static_cast<size_t>(length)).find(json_string(session)) != std::string::npos;
 }
 
 }  // namespace
@@ -202,10 +179,10 @@ void Timeline::drain(std::string* lines) {
     const int row = row_of(tensor, lines);
     *lines += "{\"ph\": \"" + std::string(1, static_cast<char>(event.phase)) + "\", \"pid\": " + std::to_string(rank_) +
               ", \"tid\": " + std::to_string(row) + ", \"ts\": " + microseconds(event.ns);
-    *lines += ", \"name\": " + quoted(std::string(event.label) + event.operation);
+    *lines += ", \"name\": " + json_string(std::string(event.label) + event.operation);
     if (event.phase == Phase::kMark) *lines += ", \"s\": \"p\"";
     if (event.detail_length > 0) {
-      *lines += ", \"args\": {\"tensor\": " + quoted({event.detail, event.detail_length}) + "}";
+      *lines += ", \"args\": {\"tensor\": " + json_string({event.detail, event.detail_length}) + "}";
     }
     *lines += "},\n";
     event.turn.store(read_ + kSlots, std::memory_order_release);
@@ -226,7 +203,7 @@ int Timeline::row_of(const std::string& tensor, std::string* lines) {
   const int row = static_cast<int>(rows_.size()) + 1;
   rows_.emplace(name, row);
   *lines += "{\"ph\": \"M\", \"pid\": " + std::to_string(rank_) + ", \"tid\": " + std::to_string(row) +
-            ", \"name\": \"thread_name\", \"args\": {\"name\": " + quoted(name) + "}},\n";
+            ", \"name\": \"thread_name\", \"args\": {\"name\": " + json_string(name) + "}},\n";
   return row;
 }
 

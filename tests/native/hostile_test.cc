@@ -88,10 +88,12 @@ std::string numbers(Numbers... values) {
   return payload.take();
 }
 
-std::string record(RecordKind kind, uint32_t id, const std::string& payload, uint8_t kind_override = 0) {
+std::string record(RecordKind kind, uint32_t id, const std::string& payload, uint8_t kind_override = 0,
+                   int32_t last_rank = -1) {
   Writer writer;
   writer.put(uint32_t{1}).put(kind_override != 0 ? kind_override : static_cast<uint8_t>(kind)).put(uint8_t{0}).put(id);
   writer.put_string(payload);
+  if (kind == RecordKind::kReady) writer.put(last_rank);
   return writer.take();
 }
 
@@ -177,8 +179,9 @@ std::vector<Nonsense> for_the_coordinator() {
        request(1, "receive on rank 1 from any rank, tag 0", descriptor_of({4}, HVD_RECEIVE, 7))},
       {"more ranks than bytes", FrameKind::kRequest,
        request(1, "x", good.substr(0, good.size() - 4) + "\xff\xff\xff\xff")},
-      {"an entry that is none", FrameKind::kHostReady, numbers(uint32_t{1}, uint32_t{5})},
-      {"an entry beyond all", FrameKind::kHostReady, numbers(uint32_t{1}, UINT32_MAX)},
+      {"an entry that is none", FrameKind::kHostReady, host_ready_payload({{5, 1}})},
+      {"an entry beyond all", FrameKind::kHostReady, host_ready_payload({{UINT32_MAX, 1}})},
+      {"an entry without a rank", FrameKind::kHostReady, numbers(uint32_t{1}, uint32_t{0})},
       {"more entries than bytes", FrameKind::kHostReady, numbers(UINT32_MAX, uint32_t{0})},
       {"no entries", FrameKind::kHostReady, ""},
       {"a recalled entry that is none", FrameKind::kRecalled, numbers(uint32_t{0}, uint32_t{0})},
@@ -218,6 +221,8 @@ std::vector<Nonsense> for_another_leader() {
       {"an unknown record", FrameKind::kRecords, record(RecordKind::kNone, 0, "", 99)},
       {"the record that is none", FrameKind::kRecords, record(RecordKind::kNone, 0, "")},
       {"an entry beyond all", FrameKind::kRecords, record(RecordKind::kReady, UINT32_MAX, "")},
+      {"a last rank beyond all", FrameKind::kRecords, record(RecordKind::kReady, 0, "", 0, 2)},
+      {"a last rank that is none", FrameKind::kRecords, record(RecordKind::kReady, 0, "", 0, -2)},
       {"an entry just beyond all", FrameKind::kRecords, record(RecordKind::kReady, kMaxEntries, "")},
       {"a definition that is none", FrameKind::kRecords, record(RecordKind::kDefine, 0, "")},
       {"a definition that ends behind its frame", FrameKind::kRecords,

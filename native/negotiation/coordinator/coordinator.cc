@@ -147,6 +147,7 @@ bool Coordinator::add_slow(const std::vector<Requester>& ranks, int32_t set_numb
   if (known == entry->answers.end()) known = entry->answers.insert(known, std::move(answer));
   const auto place = static_cast<uint32_t>(known - entry->answers.begin());
   for (const Requester& from : ranks) entry->slow.emplace(from.rank, Slow{place, from.waits});
+  came_last_ = ranks.back().rank;
   decide(index, effects);
   return true;
 }
@@ -174,6 +175,7 @@ bool Coordinator::recalled(int host, uint32_t id, const Recalled& found, Effects
   }
   if (found.count > sets_[entry->set].members_of_host[host]) return false;
   if (!entry->recalled || entry->host_answered[host]) return true;
+  came_last_ = -1;
   entry->host_answered[host] = true;
   --entry->answers_missing;
   --answers_missing_;
@@ -185,12 +187,13 @@ bool Coordinator::recalled(int host, uint32_t id, const Recalled& found, Effects
   return true;
 }
 
-bool Coordinator::host_ready(int host, uint32_t id, double now, Effects* effects) {
+bool Coordinator::host_ready(int host, uint32_t id, double now, Effects* effects, int last_rank) {
   Entry* entry = entry_of(id);
   if (entry == nullptr || !counts_on(id, host)) return false;
   if (entry->host_ready[host]) return true;
   if (!entry->is_open()) entry->since = now;
   last_event_ = now;
+  came_last_ = last_rank;
   entry->host_ready[host] = true;
   ++entry->hosts_ready;
   if (entry->recalled) {
@@ -199,7 +202,7 @@ bool Coordinator::host_ready(int host, uint32_t id, double now, Effects* effects
     decide(ids_.entry_of(id), effects);
     end_if_all_joined(effects);
   } else if (entry->hosts_ready == sets_[entry->set].hosts) {
-    effects->decisions.push_back({RecordKind::kReady, id, true, {}});
+    effects->decisions.push_back({RecordKind::kReady, id, true, {}, false, last_rank});
     finish(entry);
     touch(id);
   }
@@ -227,14 +230,16 @@ void Coordinator::decide_if_complete(size_t index, Effects* effects) {
   std::string agreed = entry->descriptor();
   if (entry->receive.has_value()) agreed = with_kind(std::move(agreed), HVD_RECEIVE);
   if (entry->defined() && entry->definition == agreed) {
-    conclude(index, {{RecordKind::kReady, kNoId, true, {}}}, effects);
+    conclude(index, {{RecordKind::kReady, kNoId, true, {}, false, came_last_}}, effects);
     return;
   }
   entry->definition = agreed;
   Writer payload;
   payload.put_string(entry->name).put_string(agreed);
-  conclude(index, {{RecordKind::kDefine, kNoId, true, payload.take()}, {RecordKind::kReady, kNoId, false, {}}},
-           effects);
+  conclude(
+      index,
+      {{RecordKind::kDefine, kNoId, true, payload.take()}, {RecordKind::kReady, kNoId, false, {}, false, came_last_}},
+      effects);
 }
 
 // Why an operation cannot run without these ranks.

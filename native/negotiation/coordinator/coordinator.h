@@ -61,8 +61,9 @@ class Coordinator {
   bool refuse(int rank, int32_t set, const std::string& name, const std::string& why, double now, Effects* effects);
   // The rank will submit nothing more until all have joined.
   bool join(int rank, CountedIn counted, double now, Effects* effects);
-  // These two return false, and do nothing, for an undefined entry or for a count that a host cannot have.
-  bool host_ready(int host, uint32_t id, double now, Effects* effects);
+  // These two return false, and do nothing, for an undefined entry or for a count that a host cannot have. `last_rank`:
+  // the host's rank that came last.
+  bool host_ready(int host, uint32_t id, double now, Effects* effects, int last_rank = -1);
   // A host's answer to a recall: its ranks that had arrived the fast way.
   bool recalled(int host, uint32_t id, const Recalled& found, Effects* effects);
   // A host's answer to the question whether a name may go; a host's message that all its ranks have read a RETIRE.
@@ -181,6 +182,7 @@ class Coordinator {
   std::vector<CountedIn> counted_in_;  // by rank that has joined
   size_t joined_ranks_ = 0;
   int last_joined_ = -1;
+  int came_last_ = -1;     // whose arrival is being looked at
   double last_event_ = 0;  // since when those who have joined wait for more
 
   std::vector<Receive> receives_;  // from any rank, that wait for a message, in order

@@ -15,6 +15,7 @@ bool Coordinator::join(int rank, CountedIn counted, double now, Effects* effects
   ++joined_ranks_;
   last_event_ = now;
   last_joined_ = rank;
+  came_last_ = -1;
   for (auto& [number, set] : sets_) set.joined += is_member(rank, number) ? 1 : 0;
   for (size_t index = 0; index < entries_.size(); ++index) {
     Entry& entry = entries_[index];

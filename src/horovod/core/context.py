@@ -364,8 +364,16 @@ class Context:
             buffer = ctypes.create_string_buffer(length + 256)
             needed = int(self.library.hvd_statistics(self.pointer, buffer, len(buffer)))
             if needed < len(buffer):
-                return dict(json.loads(buffer.value))
+                return _with_numbers(json.loads(buffer.value))
             length = needed
+
+
+def _with_numbers(facts: dict[str, Any]) -> dict[str, Any]:
+    """The keys of JSON are texts, also those that are ranks and process sets."""
+    arrivals = facts["arrivals"]
+    for name in ("by_rank", "last_minute", "by_process_set"):
+        arrivals[name] = {int(number): row for number, row in arrivals[name].items()}
+    return facts
 
 
 tracebacks.install()  # not in init: a script that forgets it gets an error, too

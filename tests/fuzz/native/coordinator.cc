@@ -72,6 +72,7 @@ class Leader {
     JoinFrame join;
     std::vector<uint32_t> ids;
     std::vector<RetireAnswer> answers;
+    std::vector<HostReady> ready;
     switch (kind) {
       case FrameKind::kRequest:
         return parse_request(payload, world_size_, &request) &&
@@ -80,9 +81,9 @@ class Leader {
         return parse_refuse(payload, world_size_, &refusal) &&
                coordinator_.refuse(refusal.rank, refusal.set, refusal.name, refusal.why, now, effects);
       case FrameKind::kHostReady:
-        if (!parse_ids(payload, &ids)) return false;
-        for (const uint32_t id : ids) {
-          if (!coordinator_.host_ready(host, id, now, effects)) return false;
+        if (!parse_host_ready(payload, world_size_, &ready)) return false;
+        for (const HostReady& entry : ready) {
+          if (!coordinator_.host_ready(host, entry.id, now, effects, entry.last_rank)) return false;
         }
         return true;
       case FrameKind::kRecalled:

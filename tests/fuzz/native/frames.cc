@@ -40,6 +40,7 @@ void check_payload(FrameKind kind, std::string_view payload) {
   AbortFrame abort;
   std::vector<Decision> decisions;
   std::vector<RetireAnswer> answers;
+  std::vector<HostReady> ready;
   std::string text;
   int rank = -1;
   uint32_t id = 0;
@@ -71,9 +72,11 @@ void check_payload(FrameKind kind, std::string_view payload) {
       require(waiting_payload(waiting) == payload);
       return;
     case FrameKind::kHostReady:
-      if (!parse_ids(payload, &ids)) return;
-      for (const uint32_t entry : ids) require(entry < kMaxEntries);
-      require(payload.size() == 4 + 4 * ids.size());
+      if (!parse_host_ready(payload, kWorldSize, &ready)) return;
+      for (const HostReady& entry : ready) {
+        require(entry.id < kMaxEntries && entry.last_rank >= -1 && entry.last_rank < kWorldSize);
+      }
+      require(host_ready_payload(ready) == payload);
       return;
     case FrameKind::kRecalled:
       if (!parse_recalled(payload, &recalled)) return;

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arrivals in hvd.statistics(): which rank the others have waited for, and how long, as each of them saw it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from support.world import WorldPool
+
+import horovod.core as hvd
+
+LATE_S = 0.02
+STEPS = 10
+
+
+def train(late_rank: int, name: str, sets: list[int] | None = None) -> dict[str, Any]:
+    """STEPS steps, of which one rank comes late to every one; the arrivals, as the difference to before."""
+    import numpy as np
+
+    hvd.init()
+    members = hvd.add_process_set(sets) if sets else hvd.global_process_set
+    hvd.allreduce(np.ones(3), name="first")
+    before = hvd.statistics()["arrivals"]
+    for _ in range(STEPS if members.included() else 0):
+        if hvd.rank() == late_rank:
+            time.sleep(LATE_S)
+        hvd.allreduce(np.ones(3), name=name, process_set=members)
+    after = hvd.statistics()["arrivals"]
+    if sets:
+        hvd.remove_process_set(members)
+    return {"before": before, "after": after}
+
+
+def waited_for(seen: dict[str, Any], rank: int, key: str = "by_rank") -> tuple[int, float]:
+    none = {"times": 0, "waited_s": 0.0}
+    before, after = (seen[when][key].get(rank, none) for when in ("before", "after"))
+    return after["times"] - before["times"], after["waited_s"] - before["waited_s"]
+
+
+@pytest.mark.parametrize("hosts", ["", "2+1", "2+1 tcp", "tcp"])
+def test_the_late_rank_is_named_with_the_time_that_the_others_waited(worlds: WorldPool, hosts: str) -> None:
+    world = worlds(3, {"HOROVOD_TRANSPORT": hosts} if hosts else {})
+    for late in (2, 0):
+        seen = world.run(train, late, f"late.{late}")
+        for rank in {0, 1, 2} - {late}:
+            times, waited_s = waited_for(seen[rank], late)
+            assert times >= STEPS - 1, seen[rank]  # the first call of a name is asked for
+            assert waited_s > (STEPS - 1) * LATE_S
+            assert waited_for(seen[rank], late, "last_minute")[0] >= STEPS - 1
+            blocked_s = seen[rank]["after"]["blocked_for_ranks_s"] - seen[rank]["before"]["blocked_for_ranks_s"]
+            assert (STEPS - 1) * LATE_S < blocked_s <= waited_s + 0.05
+            assert seen[rank]["after"]["by_tensor"][f"allreduce.late.{late}"]["waited_s"] > (STEPS - 1) * LATE_S
+        # It has waited for the others' data at most, and not as long as they for it.
+        waited_s = seen[late]["after"]["waited_s"] - seen[late]["before"]["waited_s"]
+        assert waited_s < STEPS * LATE_S / 2
+        assert seen[late]["after"]["calls"] - seen[late]["before"]["calls"] >= STEPS
+
+
+def test_waits_are_counted_by_process_set(worlds: WorldPool) -> None:
+    seen = worlds(3, {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}).run(train, 1, "of.a.set", [0, 1])
+    (number,) = set(seen[0]["after"]["by_process_set"]) - set(seen[0]["before"]["by_process_set"])
+    assert number != 0 and seen[0]["after"]["by_process_set"][number]["waited_s"] > (STEPS - 1) * LATE_S
+
+
+def test_an_early_call_that_waits_behind_other_work_blocks_nobody(worlds: WorldPool) -> None:
+    """Its wait is counted, but no caller was blocked meanwhile: it was hidden behind the rank's own work."""
+
+    def overlap() -> tuple[float, float]:
+        import numpy as np
+
+        hvd.init()
+        hvd.allreduce(np.ones(3), name="hidden")
+        before = hvd.statistics()["arrivals"]
+        for _ in range(3):
+            time.sleep(3 * LATE_S if hvd.rank() == 1 else 0)
+            handle = hvd.allreduce_async(np.ones(3), name="hidden")
+            time.sleep(3 * LATE_S if hvd.rank() == 0 else 0)
+            hvd.synchronize(handle)
+            hvd.barrier()
+        after = hvd.statistics()["arrivals"]
+        return tuple(after[key] - before[key] for key in ("waited_s", "blocked_for_ranks_s"))
+
+    waited_s, blocked_s = worlds(2).run(overlap)[0]
+    assert waited_s > 6 * LATE_S and blocked_s < waited_s / 2
