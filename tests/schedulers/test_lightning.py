@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lightning's Trainer with strategy="horovod" under horovodrun, and with DDP on the backend hvd."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from support.jobs import TIMEOUT_S, run_job
+from support.pages import ROOT
+
+pytest.importorskip("lightning", reason="not run: lightning is not installed")
+
+
+def test_two_ranks_train_as_one_with_whole_batches_and_a_rank_that_fails_ends_the_other(tmp_path: Path) -> None:
+    script = Path(__file__).with_name("lightning_ranks.py")
+    done = run_job(tmp_path, "-np", "2", "--no-prefix", [sys.executable, "-W", "ignore", str(script), str(tmp_path)])
+    assert sorted(line for line in done.stdout.splitlines() if line.startswith("done")) == ["done 0", "done 1"], (
+        done.stderr
+    )
+    assert done.code == 1 and "ValueError: a row of rank 1 is wrong" in done.stderr
+    assert "horovodrun: rank 1 on host" in done.stderr and done.seconds < TIMEOUT_S
+    # Rank 0 has ended by an error of its own, and writes for the callback; rank 1 writes nothing, and waits for nobody.
+    assert [path.name for path in tmp_path.glob("of-rank-*")] == ["of-rank-0"]
+
+
+@pytest.mark.thorough
+def test_ddp_of_lightning_runs_on_the_backend_hvd(tmp_path: Path) -> None:
+    script = ROOT / "tests/trainers/with_lightning.py"
+    command = [sys.executable, "-W", "ignore", str(script), "hvd", str(tmp_path), "first"]
+    done = run_job(tmp_path, "-np", "2", "--no-prefix", command)
+    assert done.code == 0 and "backend hvd of 2" in done.stdout, done.stderr
