@@ -3,8 +3,9 @@
 
 from horovod.core.missing import watch
 from horovod.spark import conf
+from horovod.spark.dataframe import run_on_dataframe
 from horovod.spark.runner import run, run_elastic
 
-__all__ = ["conf", "run", "run_elastic"]
+__all__ = ["conf", "run", "run_elastic", "run_on_dataframe"]
 
 watch(__name__)

@@ -13,11 +13,13 @@ __all__ = ["SparkJob", "active_context", "reason_in"]
 
 _CANCEL_S = 0.5
 _FAILED = "Spark job has failed"
-_OWN = re.compile(r"RuntimeError: horovod\.spark\.run: (.+?)\s*(?:\n\s*\n|\n\s+at |\Z)", re.DOTALL)  # of a task (_task)
+_OWN = re.compile(
+    r"RuntimeError: horovod\.spark\.run: (.+?)\s*(?:\n\s*\n|\n\s+at |\n SQLSTATE|\Z)", re.DOTALL
+)  # of a task (_task)
 _LOST = re.compile(r"ExecutorLostFailure \(executor (\S+) .*?\) Reason: (.+)")
 _KILLED = re.compile(r"TaskKilled \((.+)\)")
 _RAISED = re.compile(
-    r"^((?:\w+\.)*\w+(?:Error|Exception): .+)\n\s*$", re.MULTILINE
+    r"^((?:\w+\.)*\w+(?:Error|Exception): .+)\n\s*(?:SQLSTATE: \w+)?$", re.MULTILINE
 )  # the end of a traceback of Python's
 _OF_STAGE = re.compile(r"finished unsuccessfully\.\n(?:(?:\w+\.)+\w+: )?(.+)")
 _OF_SPARK = re.compile(r":? ?org\.apache\.spark\.\w*Exception: (?:\[\w+\] )?(.+?)(?: SQLSTATE: \w+)?$")
@@ -51,13 +53,17 @@ def active_context(name: str) -> Any:
 class SparkJob:
     """Runs in a thread of its own from `start` on. Its descriptor becomes readable when it has ended."""
 
-    def __init__(self, context: Any, number: int, size: int, barrier: bool) -> None:
-        """`barrier`: all tasks at once, or none; Spark then starts no task again."""
+    def __init__(self, context: Any, number: int, size: int, barrier: bool, frame: Any = None) -> None:
+        """`barrier`: all tasks at once, or none; Spark then starts no task again.
+
+        `frame`: a DataFrame whose rows go to the tasks.
+        """
         self.error: Exception | None = None
         self._context = context
         self._group = f"horovod.spark.run.{number}"
         self._size = size
         self._barrier = barrier
+        self._frame = frame
         self._woken, self._waker = os.pipe()
         self._thread: Any = None
 
@@ -94,6 +100,10 @@ class SparkJob:
     def _run(self, task: Callable[..., Any]) -> None:
         try:
             self._context.setJobGroup(self._group, "horovod.spark.run", interruptOnCancel=True)
+            if self._frame is not None:
+                rows = self._frame.repartition(self._size)
+                rows.mapInArrow(_with_rows(task), "nothing long", barrier=self._barrier).collect()
+                return
             tasks = self._context.parallelize(range(self._size), self._size)
             (tasks.barrier() if self._barrier else tasks).mapPartitionsWithIndex(task).collect()
         except Exception as error:  # Spark's and py4j's, whatever they are
@@ -105,7 +115,7 @@ class SparkJob:
 def _task(addresses: list[str], port: int, secret: bytes, elastic: bool) -> Callable[..., Any]:
     """Returns the function of a task. It is pickled by value, and imports inside, to tell what its Python lacks."""
 
-    def task(index: int, _: Iterator[Any]) -> Iterator[Any]:
+    def task(index: int, _: Iterator[Any], rows: Iterator[Any] | None = None) -> Iterator[Any]:
         try:
             from horovod.spark.task.relay import relay
         except ImportError as error:
@@ -117,10 +127,22 @@ def _task(addresses: list[str], port: int, secret: bytes, elastic: bool) -> Call
                 f"{'.'.join(map(str, sys.version_info[:3]))}): {error}\n"
                 "hint: install hvd there, or let spark.pyspark.python name a Python that has it; --archives ships one"
             ) from None
-        relay(index, addresses, port, secret, elastic)
+        relay(index, addresses, port, secret, elastic, rows)
         return iter(())
 
     return task
+
+
+def _with_rows(task: Callable[..., Any]) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """The same for mapInArrow, which gives a function the record batches of its partition."""
+
+    def map_batches(batches: Iterator[Any]) -> Iterator[Any]:
+        from pyspark import TaskContext
+
+        context: Any = TaskContext.get()
+        return task(context.partitionId(), iter(()), batches)
+
+    return map_batches
 
 
 def reason_in(text: str) -> str:

@@ -181,8 +181,14 @@ class _Job:
         self._refused: dict[int, dict[str, Any]] = {}  # those of another version
         self._started = False
         self._elastic: dict[str, Any] | None = None
+        self._make_task: Callable[[list[dict[str, Any]]], object] | None = None  # writes the ranks' task
         self._order: list[dict[str, Any]] = []  # the tasks by rank, once a job has started that is not elastic
         self._names: list[str] = []  # of their agents
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return self._size
 
     def rules(
         self, least: int | None, most: int | None, reset_limit: int | None, timeout_s: float | None
@@ -197,7 +203,15 @@ class _Job:
         timeout_s = self._settings.elastic_timeout_s if timeout_s is None else float(timeout_s)
         return {"np": self._size, "min_np": least, "max_np": most, "reset_limit": reset_limit, "timeout_s": timeout_s}
 
-    def run(self, task: bytes, start_timeout: float | None, elastic: dict[str, Any] | None, **plan: Any) -> list[Any]:
+    def run(
+        self,
+        task: bytes | Callable[[list[dict[str, Any]]], bytes],
+        start_timeout: float | None,
+        elastic: dict[str, Any] | None,
+        frame: Any = None,
+        **plan: Any,
+    ) -> list[Any]:
+        """`task`, if it is a function: gets what the tasks say, in rank order. `frame`: gives the tasks its rows."""
         self._elastic = elastic
         places = self._size if elastic is None else elastic["max_np"]
         limit_s = self._settings.spark_start_timeout_s if start_timeout is None else float(start_timeout)
@@ -209,7 +223,10 @@ class _Job:
         secret = new_secret()
         with contextlib.ExitStack() as stack:
             paths = memory(stack, ["task", *(f"result-{rank}" for rank in range(places)), "conclusion"])
-            Path(paths[0]).write_bytes(task)
+            if isinstance(task, bytes):
+                Path(paths[0]).write_bytes(task)
+            else:
+                self._make_task = lambda tasks: Path(paths[0]).write_bytes(task(tasks))
             if is_local(master) and not plan["interface"]:
                 plan["interface"] = "lo"
             supervised = Supervised(
@@ -233,7 +250,8 @@ class _Job:
                     raise RuntimeError(
                         f"{self._name}: the process that supervises the job has ended: see its words on stderr"
                     )
-                spark = SparkJob(self._context, next(_numbers), places, elastic is None and not self._is_dynamic())
+                barrier = elastic is None and not self._is_dynamic()
+                spark = SparkJob(self._context, next(_numbers), places, barrier, frame)
                 spark.start(self._addresses(master, plan["interface"]), listens["port"], secret, elastic is not None)
                 self._lead(supervised, spark, begun, limit_s)
                 code = supervised.wait()
@@ -281,6 +299,8 @@ class _Job:
                         self._on_event(event, supervised)
                 if spark in ready:
                     selector.unregister(spark)
+                    if spark.error is None and self._make_task is not None and not self._here:
+                        self._make_task([])  # Spark starts no task for a DataFrame that it knows to be empty
                     if spark.error is not None and (not self._started or self._elastic or spark.was_cancelled):
                         raise self._failed(spark)
                     give_up_at = time.monotonic() + _SPARK_END_S
@@ -313,6 +333,8 @@ class _Job:
             supervised.order("start", agents=None)
             return
         self._order = _by_host(list(self._here.values()))
+        if self._make_task is not None:
+            self._make_task(self._order)
         places = places_of(self._order)
         self._names = names = [
             f"task {one['index']} on {place['hostname']}" for one, place in zip(self._order, places, strict=True)

@@ -11,6 +11,8 @@ from horovod.settings import current_environment
 
 __all__ = ["Backend", "SparkBackend", "default_num_proc"]
 
+_OF_MPI = ("use_mpi", "use_gloo", "extra_mpi_args")  # keywords of run that choose what is the only way
+
 
 def default_num_proc() -> int:
     """Spark's default parallelism: as a rule the number of cores."""
@@ -75,3 +77,10 @@ class SparkBackend(Backend):
     def num_processes(self) -> int:
         """The number of ranks."""
         return self._num_proc
+
+    def run_with_rows(self, start: Callable[..., Any], frame: Any, env: Mapping[str, str] | None = None) -> list[Any]:
+        """As `run`, on the rows of a DataFrame (horovod.spark.dataframe.run_with_rows)."""
+        from horovod.spark.dataframe import run_with_rows
+
+        kwargs = {name: value for name, value in self._kwargs.items() if name not in _OF_MPI}
+        return run_with_rows(start, frame, num_proc=self._num_proc, env={**self._env, **(env or {})}, **kwargs)
