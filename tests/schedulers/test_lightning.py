@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
 from support.jobs import TIMEOUT_S, run_job
-from support.pages import ROOT
+from support.pages import ROOT, scripts_of
 
 pytest.importorskip("lightning", reason="not run: lightning is not installed")
 
@@ -19,10 +20,22 @@ def test_two_ranks_train_as_one_with_whole_batches_and_a_rank_that_fails_ends_th
     assert sorted(line for line in done.stdout.splitlines() if line.startswith("done")) == ["done 0", "done 1"], (
         done.stderr
     )
-    assert done.code == 1 and "ValueError: a row of rank 1 is wrong" in done.stderr
-    assert "horovodrun: rank 1 on host" in done.stderr and done.seconds < TIMEOUT_S
+    assert done.code == 1 and done.seconds < TIMEOUT_S
+    assert "rank 1's stderr:\n    ValueError: a row of rank 1 is wrong\nhorovodrun: rank 1 on host" in done.stderr
     # Rank 0 has ended by an error of its own, and writes for the callback; rank 1 writes nothing, and waits for nobody.
     assert [path.name for path in tmp_path.glob("of-rank-*")] == ["of-rank-0"]
+
+
+@pytest.mark.thorough
+def test_the_script_of_the_page_prints_what_it_shows(tmp_path: Path) -> None:
+    (script,) = scripts_of(ROOT / "docs/lightning.md")
+    (tmp_path / script.file).write_text(script.code)
+    done = run_job(tmp_path, "-np", *script.ranks, [sys.executable, script.file])
+    found, shown = (
+        sorted(re.sub(r"\d+\.\d+", "0.0", line) for line in lines if "rank" in line)
+        for lines in (done.stdout.splitlines(), script.printed)
+    )
+    assert done.code == 0 and found == shown and len(shown) == 2, done.stderr
 
 
 @pytest.mark.thorough
