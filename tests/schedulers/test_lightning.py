@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,21 @@ from support.jobs import TIMEOUT_S, run_job
 from support.pages import ROOT, scripts_of
 
 pytest.importorskip("lightning", reason="not run: lightning is not installed")
+
+
+def test_without_lightning_or_with_an_old_one_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    from horovod.torch import lightning
+    from horovod.torch.lightning.strategy import register
+
+    for version in ("1.9.5.post0", "2.0.9"):
+        old = types.ModuleType("pytorch_lightning")
+        old.__version__ = version  # type: ignore[attr-defined]
+        with pytest.raises(ImportError, match=f"needs Lightning 2.1 or newer, found pytorch_lightning {version}\nhint"):
+            register(old)
+    for name in ("lightning", "pytorch_lightning", "lightning.pytorch"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError, match="horovod.torch.lightning needs Lightning\nhint: pip install lightning"):
+        _ = lightning.HorovodStrategy
 
 
 def test_two_ranks_train_as_one_with_whole_batches_and_a_rank_that_fails_ends_the_other(tmp_path: Path) -> None:

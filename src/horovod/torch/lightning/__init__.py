@@ -23,7 +23,7 @@ PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 def package() -> str:
     """The import name of Lightning that this process uses: one that it has imported, or else one that it can import."""
-    found = [name for name in PACKAGES if name in sys.modules]
+    found = [name for name in PACKAGES if sys.modules.get(name)]
     found = found or [name for name in PACKAGES if importlib.util.find_spec(name.partition(".")[0])]
     if not found:
         raise ImportError("horovod.torch.lightning needs Lightning\nhint: pip install lightning")

@@ -48,6 +48,8 @@ class _Strategy:
     is_distributed = True  # a DistributedSampler is put into data loaders, and self.log(sync_dist=True) reduces
 
     # Of Lightning's classes.
+    accelerator: Any
+    precision_plugin: Any
     parallel_devices: Any
     lightning_module: Any
     model: Any
@@ -174,18 +176,32 @@ class _Strategy:
     def model_to_device(self) -> None:
         self.model.to(self.root_device)
 
-    def _setup_model(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Rank 0's parameters and buffers on all ranks."""
+    def setup(self, trainer: Any) -> None:
+        """Called before fit, validate, test and predict. Whole: Lightning's own differs between its versions."""
+        is_fit = trainer.state.fn == "fit"
+        self.accelerator.setup(trainer)
+        if hasattr(self.precision_plugin, "convert_module"):
+            self.model = self.precision_plugin.convert_module(self.model)
+        self.model_to_device()
+        self._make_equal(is_fit)
+        if is_fit:
+            self.setup_optimizers(trainer)
+        self.setup_precision_plugin()
+        for optimizer in self.optimizers if is_fit else ():
+            if optimizer.state:
+                optimizer.load_state_dict(optimizer.state_dict())  # moves the state to the parameters' device
+
+    def _make_equal(self, is_fit: bool) -> None:
+        """Gives all ranks the parameters and buffers of rank 0, and layers and metrics that work over all ranks."""
         self._unwrap.close()
-        if self._layer_sync is not None and self.lightning_module.trainer.state.fn == "fit":
+        if self._layer_sync is not None and is_fit:
             synced = SyncedBatchNorm() if type(self._layer_sync).__name__ == "TorchSyncBatchNorm" else self._layer_sync
-            model = synced.apply(model)
+            self.model = synced.apply(self.model)
             self._unwrap.callback(lambda: setattr(self, "model", synced.revert(self.model)))
-        hvd.broadcast_parameters([*model.named_parameters(), *model.named_buffers()], root_rank=0)
-        for module in model.modules():
+        hvd.broadcast_parameters([*self.model.named_parameters(), *self.model.named_buffers()], root_rank=0)
+        for module in self.model.modules():
             if hasattr(module, "dist_sync_fn") and hasattr(module, "distributed_available_fn"):
                 _sync_metric(module)
-        return model
 
     def setup_optimizers(self, trainer: Any) -> None:
         super().setup_optimizers(trainer)  # type: ignore[misc]
@@ -300,13 +316,12 @@ def strategy_of(package: str) -> Any:
 
 def register(lightning: ModuleType) -> None:
     """Registers the strategy in an imported Lightning."""
-    version = str(getattr(lightning, "__version__", "2"))
-    if int(version.partition(".")[0]) < 2:
+    name, version = lightning.__name__, lightning.__version__
+    if tuple(map(int, version.split(".")[:2])) < (2, 1):  # 2.0 reduces what is logged only with torch.distributed
         raise ImportError(
-            f"horovod.torch.lightning needs Lightning 2, found {lightning.__name__} {version}\n"
-            "hint: pip install 'lightning>=2'"
+            f"horovod.torch.lightning needs Lightning 2.1 or newer, found {name} {version}\n"
+            "hint: pip install 'lightning>=2.1'"
         )
-    name = lightning.__name__
     strategy = strategy_of(name)
     sys.modules[f"{name}.strategies"].StrategyRegistry.register(
         "horovod", strategy, description="Horovod's ranks", override=True
