@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import inspect
 import json
 import pkgutil
@@ -16,39 +18,47 @@ from unit import test_surface as surface
 from horovod.spark.common.store import LocalStore
 
 pytestmark = pytest.mark.thorough
-pl = pytest.importorskip("lightning.pytorch", reason="not run: lightning is not installed")
 torch = pytest.importorskip("torch", reason="not run: torch is not installed")
 pytest.importorskip("pyspark", reason="not run: pyspark is not installed")
+if importlib.util.find_spec("lightning") is None:
+    pytest.skip("not run: lightning is not installed", allow_module_level=True)
 
 
-class Net(pl.LightningModule):
-    """2 a - b, or whatever `labels` is, from `d`."""
+@functools.cache
+def net_class() -> Any:
+    """Here, as Lightning takes 5 s of processor time to import, also where this file is only collected."""
+    import lightning.pytorch as pl
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = model_of_torch(3, 1)
-        self.kinds: set[Any] = set()
+    class Net(pl.LightningModule):
+        """2 a - b, or whatever `labels` is, from `d`."""
 
-    def forward(self, d: Any) -> Any:
-        return self.layers(d)
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = model_of_torch(3, 1)
+            self.kinds: set[Any] = set()
 
-    def training_step(self, batch: Any, index: int) -> Any:
-        loss = torch.nn.functional.mse_loss(self(batch["d"]), batch["y"])
-        self.log("train", loss)
-        return loss
+        def forward(self, d: Any) -> Any:
+            return self.layers(d)
 
-    def validation_step(self, batch: Any, index: int) -> None:
-        self.log("off", (self(batch["d"]) - batch["y"]).abs().mean(), sync_dist=True)
+        def training_step(self, batch: Any, index: int) -> Any:
+            loss = torch.nn.functional.mse_loss(self(batch["d"]), batch["y"])
+            self.log("train", loss)
+            return loss
 
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), 0.1)
+        def validation_step(self, batch: Any, index: int) -> None:
+            self.log("off", (self(batch["d"]) - batch["y"]).abs().mean(), sync_dist=True)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    return Net
 
 
 def fit(store: LocalStore, model: Any = None, **others: Any) -> Any:  # noqa: F811
     from horovod.spark.lightning import TorchEstimator
 
     given = {
-        "model": model or Net(),
+        "model": model or net_class()(),
         "backend": Here(),
         "store": store,
         "feature_cols": ["d"],
@@ -69,7 +79,7 @@ def losses(model: Any) -> list[float]:
 def test_a_module_of_lightning_learns_and_a_run_goes_on(store: LocalStore, tmp_path: Path) -> None:  # noqa: F811
     first = fit(store, run_id="r")
     assert losses(first)[1] < losses(first)[0] and first.getHistory()[1]["metrics"]["off"] < 0.5
-    assert type(first).__module__ == "horovod.spark.lightning.estimator" and type(first.getModel()) is Net
+    assert type(first).__module__ == "horovod.spark.lightning.estimator" and type(first.getModel()) is net_class()
     assert first._metadata["y"]["output_size"] == 1
     more = fit(store, run_id="r", epochs=1, trainer_args={"gradient_clip_val": 1.0})
     assert [entry["epoch"] for entry in more.getHistory()] == [2] and losses(more)[0] < losses(first)[1]
@@ -121,7 +131,9 @@ def test_a_module_of_torch_trains_as_with_its_own_estimator(store: LocalStore) -
 
 
 def test_the_best_weights_of_a_checkpoint_callback_are_returned(store: LocalStore, tmp_path: Path) -> None:  # noqa: F811
-    class Worse(Net):
+    import lightning.pytorch as pl
+
+    class Worse(net_class()):
         def on_train_epoch_start(self) -> None:
             if self.current_epoch == 2:
                 torch.nn.init.constant_(self.layers[0].weight, 100.0)
@@ -136,6 +148,8 @@ def test_the_best_weights_of_a_checkpoint_callback_are_returned(store: LocalStor
 
 
 def test_a_data_module_of_the_user_and_one_of_horovods_name(store: LocalStore, tmp_path: Path) -> None:  # noqa: F811
+    import lightning.pytorch as pl
+
     from horovod.spark.lightning.datamodule import PetastormDataModule
 
     class Own(pl.LightningDataModule):
@@ -166,10 +180,12 @@ def test_a_data_module_of_the_user_and_one_of_horovods_name(store: LocalStore, t
 
 
 def test_what_cannot_be_is_refused_before_the_training(store: LocalStore) -> None:  # noqa: F811
+    import lightning.pytorch as pl
+
     class NoForward(pl.LightningModule):
         pass
 
-    class Bad(Net):
+    class Bad(net_class()):
         def training_step(self, batch: Any, index: int) -> Any:
             return super().training_step(batch, index) * float("nan")
 

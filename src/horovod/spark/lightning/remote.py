@@ -212,10 +212,11 @@ class _Report:
         self._task, self._saver = task, saver
         self.history: list[dict[str, Any]] = []
         self._row: list[Any] = []
-        self._sum = torch.zeros(2, dtype=torch.float64)
+        self._sum: Any = 0.0  # of the losses of an epoch, on their device
+        self._batches = 0
 
     def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
-        self._sum.zero_()
+        self._sum, self._batches = 0.0, 0
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, index: int) -> None:
         if not self._row and isinstance(batch, dict) and set(self._task.features) <= set(batch):
@@ -231,10 +232,11 @@ class _Report:
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, index: int) -> None:
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if loss is not None:
-            self._sum += torch.tensor([float(loss), 1.0], dtype=torch.float64)
+            self._sum, self._batches = self._sum + loss.detach().double(), self._batches + 1
 
     def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
-        total, batches = hvd.allreduce(self._sum, op=hvd.Sum, name="lightning.loss").tolist()
+        own = torch.tensor([float(self._sum), self._batches], dtype=torch.float64)
+        total, batches = hvd.allreduce(own, op=hvd.Sum, name="lightning.loss").tolist()
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
         entry = {"epoch": trainer.current_epoch, "train": {"loss": total / max(batches, 1)}, "metrics": metrics}
         self.history.append(entry)
