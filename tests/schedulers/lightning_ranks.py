@@ -144,8 +144,8 @@ def fits_saves_goes_on_and_predicts(data: Any) -> None:
         model = Plain()
         first.fit(model, batches(data), batches(data))
     assert list(rates.lrs) == ["lr-SGD"]
-    second = trainer(max_epochs=EPOCHS, **given)
-    model = Plain()
+    second = trainer(max_epochs=EPOCHS, **given)  # of the same model, while the first one is there
+    torch.nn.init.zeros_(model.layers[0].weight)
     second.fit(model, batches(data), batches(data), ckpt_path=best.last_model_path)
     assert second.global_step == EPOCHS * 3 and second.current_epoch == EPOCHS
     assert_equal_to(model.layers, expected)

@@ -214,6 +214,7 @@ class _Strategy:
         named = [(name, each) for name, each in self.lightning_module.named_parameters() if each in parameters]
         names = named if len(named) == len(parameters) else None
         wrapped = hvd.DistributedOptimizer(optimizer, names, **self._options)
+        self._unwrap.callback(wrapped._hvd_retire)  # the next fit makes others, perhaps of another Trainer
         for config in self.lr_scheduler_configs:
             if getattr(config.scheduler, "optimizer", None) is optimizer:
                 _move(config.scheduler, optimizer, wrapped)
