@@ -161,6 +161,16 @@ LACKS = "the Python of host b lacks hvd: /usr/bin/python3 (Python 3.11.2): No mo
             "Spark job has failed: pyspark.errors.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] 3.9 and 3.11",
         ),
         ("Answer from Java side is empty", "Spark job has failed: Answer from Java side is empty"),
+        (
+            "An exception was thrown from the Python worker:\nTraceback (most recent call last):\n"
+            '  File "a.py", line 1, in b\nValueError: of a function of the DataFrame',
+            "Spark job has failed: ValueError: of a function of the DataFrame",
+        ),
+        (
+            "[PYTHON_EXCEPTION] An exception was thrown from the Python worker: Traceback (most recent call last):\n"
+            '  File "a.py", line 1, in b\nOSError: [Errno 28] No space left on device\n SQLSTATE: 38000\n\tat org.a',
+            "Spark job has failed: OSError: [Errno 28] No space left on device",
+        ),
     ],
 )
 def test_the_reason_of_a_failed_spark_job_is_found_among_its_traces(text: str, reason: str) -> None:

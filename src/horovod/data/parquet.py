@@ -264,7 +264,14 @@ class _Source:
         from pyarrow import parquet
 
         fs, inside = filesystem(group.file, self._plan.storage_options)
-        with fs.open(inside, "rb") as raw:
+        try:
+            raw = fs.open(inside, "rb")
+        except (FileNotFoundError, PermissionError) as error:
+            raise type(error)(
+                f"{group.file} cannot be read: {error.strerror or error}\n"
+                "hint: the path must be there on the machine of each rank, and its user must be allowed to read it"
+            ) from None
+        with raw:
             # Without threads of Arrow's own: there are as many decoders as the user asked for.
             file = parquet.ParquetFile(raw, metadata=self._footers.get(group.file))
             self._footers.setdefault(group.file, file.metadata)

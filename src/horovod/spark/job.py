@@ -19,7 +19,7 @@ _OWN = re.compile(
 _LOST = re.compile(r"ExecutorLostFailure \(executor (\S+) .*?\) Reason: (.+)")
 _KILLED = re.compile(r"TaskKilled \((.+)\)")
 _RAISED = re.compile(
-    r"^((?:\w+\.)*\w+(?:Error|Exception): .+)\n\s*(?:SQLSTATE: \w+)?$", re.MULTILINE
+    r"^((?:\w+\.)*\w+(?:Error|Exception): .+)(?:\n\s*(?:SQLSTATE: \w+)?$|\Z)", re.MULTILINE
 )  # the end of a traceback of Python's
 _OF_STAGE = re.compile(r"finished unsuccessfully\.\n(?:(?:\w+\.)+\w+: )?(.+)")
 _OF_SPARK = re.compile(r":? ?org\.apache\.spark\.\w*Exception: (?:\[\w+\] )?(.+?)(?: SQLSTATE: \w+)?$")

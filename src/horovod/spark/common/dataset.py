@@ -15,6 +15,7 @@ from typing import Any
 from horovod.core.wording import counted, quoted
 from horovod.data import parquet
 from horovod.spark.common import constants
+from horovod.spark.common.access import of_spark
 from horovod.spark.common.cache import TrainingDataCache
 from horovod.spark.common.store import MANIFEST, Store
 from horovod.spark.task.rows import VALIDATION
@@ -74,6 +75,8 @@ def prepare_data(
                 print(f"horovod: the data is in {store.get_train_data_path(index)} already", flush=True)
         else:
             index = _cache.next_dataset_index(key)
+            if hasattr(store, "check_access"):  # a store of the user's own class may have none
+                store.check_access()
             _write(num_processes, store, df, columns, validation, partitions_per_process, index, verbose)
             _cache.set_dataset_properties(
                 index, get_simple_meta_from_parquet(store, label_columns, feature_columns, sample_weight_col, index)
@@ -162,7 +165,10 @@ def _write(
             print(f"horovod: writing the DataFrame to {path}", flush=True)
         files = max(int(num_processes * partitions_per_process * fraction), num_processes)
         chosen = selected(part, columns).coalesce(files)
-        chosen.write.option("parquet.block.size", GROUP_BYTES).mode("overwrite").parquet(path)
+        try:
+            chosen.write.option("parquet.block.size", GROUP_BYTES).mode("overwrite").parquet(path)
+        except Exception as error:  # of Spark's many classes
+            raise of_spark(error, path) from error
         found = parquet.plan(path, storage_options=_storage_options(store))
         rows = (1, found.rows) if part is val else (found.rows, None if val is None else 1)
         check_rows(*rows, validation)

@@ -26,7 +26,7 @@ from horovod.spark.torch.util import deserialize, serialize
 __all__ = ["Losses", "call_model", "inputs_of", "listed", "train"]
 
 _INDICES = (torch.nn.MultiLabelMarginLoss,)  # whose labels are indices in the output's shape
-# Whose labels are indices unless they have the output's shape.
+# Losses whose labels are indices unless these have the output's shape.
 _CLASSES = (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss, torch.nn.MultiMarginLoss)
 _CLASS_FUNCTIONS = (functional.cross_entropy, functional.nll_loss, functional.multi_margin_loss)
 
