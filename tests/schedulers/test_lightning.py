@@ -47,7 +47,7 @@ def test_two_ranks_train_as_one_with_whole_batches_and_a_rank_that_fails_ends_th
     )
     assert done.code == 1 and done.seconds < TIMEOUT_S
     assert "rank 1's stderr:\n    ValueError: a row of rank 1 is wrong\nhorovodrun: rank 1 on host" in done.stderr
-    # Rank 0 has ended by an error of its own, and writes for the callback; rank 1 writes nothing, and waits for nobody.
+    # Rank 0 gets an error too, and writes for its callback; rank 1 writes nothing, and waits for no other rank.
     assert [path.name for path in tmp_path.glob("of-rank-*")] == ["of-rank-0"]
 
 

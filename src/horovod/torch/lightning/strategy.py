@@ -133,7 +133,7 @@ class _Strategy:
             return torch.device("cuda", hvd.local_rank())  # devices=1 means one for each rank
         return devices[hvd.local_rank() if len(devices) > 1 and devices[0].type != "cpu" else 0]
 
-    # What the ranks say to each other.
+    # Collectives.
 
     @property
     def _alone(self) -> bool:
