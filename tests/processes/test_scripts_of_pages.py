@@ -21,7 +21,8 @@ WITH_SCRIPTS = {
     "docs/quickstart.md",
 }
 # tests/frameworks/test_mxnet_examples.py and tests/schedulers, for environments of their own.
-ELSEWHERE = {"docs/frameworks/mxnet.md", "docs/ray.md", "docs/spark.md", "docs/spark-estimators.md"}
+ELSEWHERE = {"docs/frameworks/mxnet.md", "docs/lightning.md"}
+ELSEWHERE |= {"docs/ray.md", "docs/spark.md", "docs/spark-estimators.md"}
 DAILY = {"README.md", "docs/frameworks/numpy.md"}
 _FRACTION = re.compile(r"\d+\.\d+")
 

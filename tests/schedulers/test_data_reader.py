@@ -367,8 +367,13 @@ def test_horovods_loader_classes() -> None:
         loader = AsyncCounting(size, stop=4)
         assert [list(loader) for _ in range(3)] == [[0, 10, 20, 30]] * 3
         loader.close_async_loader()
-        assert list(loader) == [0, 10, 20, 30]
+        for batches in (4, 2):  # an iteration that is left, at the last batch or before it, has no part in the next one
+            assert list(itertools.islice(loader, batches)) == [0, 10, 20, 30][:batches]
+            assert list(loader) == [0, 10, 20, 30]
+        next(iter(loader))
         loader.close_async_loader()
+        loader.close_async_loader()
+        assert list(loader) == [0, 10, 20, 30]
         loader.close_async_loader()
     assert not [thread for thread in threading.enumerate() if thread.name == "horovod-data-loader"]
     failing = AsyncCounting(fails=True)

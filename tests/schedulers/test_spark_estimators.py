@@ -201,6 +201,55 @@ def test_an_estimator_and_a_model_are_saved_and_resume(
     assert more.getOptimizer().param_groups[0]["lr"] == pytest.approx(0.01)
 
 
+@pytest.mark.thorough
+def test_lightning_learns_xor_in_sparks_tasks_goes_on_and_needs_no_store(
+    xor: Any, store: LocalStore, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pl = pytest.importorskip("lightning.pytorch", reason="not run: lightning is not installed")
+    from horovod.spark.lightning import TorchEstimator, TorchModel
+
+    class Xor(pl.LightningModule):
+        """Uses nothing of this file, which the workers of `transform` cannot import."""
+
+        def __init__(self, layers: Any) -> None:
+            super().__init__()
+            self.layers = layers
+
+        def forward(self, v: Any) -> Any:
+            return self.layers(v)
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            assert self.trainer.world_size == 2 or self.current_epoch == 6
+            return torch.nn.functional.binary_cross_entropy_with_logits(self(batch["v"]), batch["y"].float())
+
+        def validation_step(self, batch: Any, index: int) -> None:
+            self.log("right", ((self(batch["v"]) > 0) == (batch["y"] > 0)).float().mean(), sync_dist=True)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.Adam(self.parameters(), lr=0.02)
+
+    given = {"feature_cols": ["v"], "label_cols": ["y"], "label_shapes": [[-1, 1]], "batch_size": 50, "random_seed": 1}
+    given |= {"validation": 0.2, "verbose": 0, "num_proc": 2}
+    estimator = TorchEstimator(model=Xor(network()), store=store, run_id="l", epochs=6, **given)
+    model = estimator.fit(xor)
+    last = model.getHistory()[-1]
+    assert last["train"]["loss"] < 0.2 < model.getHistory()[0]["train"]["loss"] and last["metrics"]["right"] > 0.98
+    rows = model.transform(xor.limit(50)).collect()
+    with torch.no_grad():
+        expected = model.getModel()(torch.tensor(np.array([row.v.toArray() for row in rows]), dtype=torch.float32))
+    assert [row.y__output for row in rows] == expected[:, 0].round().int().tolist()
+    model.save(str(tmp_path / "saved"))
+    assert TorchModel.load(str(tmp_path / "saved")).transform(xor.limit(50)).collect() == rows
+    estimator.save(str(tmp_path / "estimator"))
+    again = TorchEstimator.load(str(tmp_path / "estimator")).setStore(store).setNumProc(1).setEpochs(1).setVerbose(1)
+    more = again.fit(xor).getHistory()
+    out = capfd.readouterr().out
+    assert "from the checkpoint of run l in file://" in out and "horovod: epoch 7: training loss 0." in out
+    assert [entry["epoch"] for entry in more] == [6] and more[0]["train"]["loss"] < 1.1 * last["train"]["loss"]
+    bare = TorchEstimator(model=Xor(network()), epochs=2, **given).fit(xor)
+    assert len(bare.getHistory()) == 2 and not (tmp_path / "nothing-is-written-here").exists()
+
+
 def keras_estimator(store: Store | None, **others: Any) -> Any:
     import keras
 

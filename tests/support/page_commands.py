@@ -49,6 +49,7 @@ WHERE: list[tuple[str, str, str]] = [
     ("README.md", "horovodrun ", PAGES_RUN),
     ("docs/quickstart.md", "horovodrun ", PAGES_RUN),
     ("docs/process-sets.md", "horovodrun ", PAGES_RUN),
+    ("docs/lightning.md", "horovodrun ", "tests/schedulers/test_lightning.py"),
     ("docs/ray.md", "python ", "tests/schedulers/test_ray_libraries.py"),
     ("docs/torch-distributed.md", "", "tests/frameworks/test_torch_distributed_start.py"),
     ("docs/frameworks/jax.md", "horovodrun ", PAGES_RUN),

@@ -262,4 +262,12 @@ ROWS: tuple[Mutation, ...] = (
         "        if crew.has_failed:\n", "        if crew.has_failed and False:\n",
         "after a failure, the same actors cannot meet again",
         "tests/schedulers/test_ray.py -k first_cause"),
+    row("lightning-waits-in-an-exception", "src/horovod/torch/lightning/strategy.py",
+        'trainer.state.status == "interrupted"', 'trainer.state.status == "never"',
+        "a callback that saves for an exception waits for ranks that are elsewhere, and hides the cause",
+        "tests/schedulers/test_lightning.py -k two_ranks"),
+    row("async-loader-goes-on", "src/horovod/data/data_loader_base.py",
+        "        while self._is_amid:\n", "        while False:\n",
+        "an iteration begins with what the one before has left",
+        "tests/schedulers/test_data_reader.py -k loader_classes"),
 )

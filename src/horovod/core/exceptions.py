@@ -21,7 +21,6 @@
     MemoryError
     +-- OutOfMemoryError             a rank has no memory for an operation
     ImportError
-    +-- NotInThisVersionError        a part of Horovod's interface that is not there yet
     +-- NativeCoreError              the native library is missing, or is another version's
     +-- HorovodVersionMismatchError  the framework differs from the one this build was made for
 
@@ -49,7 +48,6 @@ __all__ = [
     "InvalidRequestError",
     "MismatchError",
     "NativeCoreError",
-    "NotInThisVersionError",
     "NotInitializedError",
     "NotRunningError",
     "OutOfMemoryError",
@@ -216,12 +214,6 @@ class OutOfMemoryError(_Explained, MemoryError):
     """A rank has no memory for an operation's result or for what it shares with the others."""
 
     code = "out-of-memory"
-
-
-class NotInThisVersionError(_Explained, ImportError):
-    """A module of Horovod's interface that this version does not have yet."""
-
-    code = "not-in-this-version"
 
 
 class NativeCoreError(_Explained, ImportError):

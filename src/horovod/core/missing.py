@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names that are not there: modules of Horovod's to come, and names that scripts look for in the wrong package.
+"""Names that scripts look for in the wrong package.
 
-An import of the first raises NotInThisVersionError, of the second an ImportError that names the right place. An
-attribute that is asked for raises AttributeError with the same text, so that hasattr() answers as for any other name.
+An import of one raises an ImportError that names the right place. An attribute that is asked for raises AttributeError
+with the same text, so that hasattr() answers as for any other name.
 """
 
 from __future__ import annotations
@@ -11,11 +11,7 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from horovod.core.exceptions import NotInThisVersionError, explain_command
-
-__all__ = ["ELSEWHERE", "MODULES", "announce", "error_of", "watch"]
-
-MODULES = frozenset(("horovod.spark.lightning",))
+__all__ = ["ELSEWHERE", "announce", "error_of", "watch"]
 
 _OF_A_FRAMEWORK = "import a framework's package, for example `import horovod.torch as hvd`"
 _BROADCAST_IN_FIT = "callbacks.BroadcastGlobalVariablesCallback"
@@ -88,13 +84,6 @@ ELSEWHERE = {
 }
 
 
-def _text(module: str) -> str:
-    return (
-        f"{module} is not in this version\n"
-        "hint: it is part of Horovod's interface, and is to come; the README lists what works today"
-    )
-
-
 def _elsewhere(full_name: str) -> str:
     package, _, name = full_name.rpartition(".")
     return ELSEWHERE.get(package, {}).get(name, "")
@@ -108,14 +97,12 @@ class _Finder:
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
         # Not a ModuleNotFoundError: `from horovod import spark` drops its text.
-        if fullname in MODULES:
-            raise NotInThisVersionError(_text(fullname), name=fullname)
         if place := _elsewhere(fullname):
             raise ImportError(f"there is no {fullname}\nhint: use {place}", name=fullname)
 
 
 def announce() -> None:
-    """Makes imports of these names say where they are, or that they are not in this version."""
+    """Makes imports of these names say where they are."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
@@ -123,8 +110,6 @@ def announce() -> None:
 def error_of(package: str, name: str) -> AttributeError:
     """The error that a package's `__getattr__` raises for a name that it does not have."""
     full_name = f"{package}.{name}"
-    if full_name in MODULES:
-        return AttributeError(f"{_text(full_name)}\n{explain_command(NotInThisVersionError.code)}", name=name)
     text = f"module {package!r} has no attribute {name!r}"
     if place := _elsewhere(full_name):
         return AttributeError(f"{text}\nhint: use {place}", name=name)

@@ -43,8 +43,9 @@ class AsyncDataLoaderMixin:
     """Loads batches on a background thread; the first base class, before a BaseDataLoader.
 
     The thread loads epoch after epoch, at most `async_loader_queue_size` batches ahead. With a size of 0 the loader
-    works without a thread. An exception of the loader is raised where the batch was awaited. `close_async_loader` ends
-    the thread; a later iteration starts it anew.
+    works without a thread. An exception of the loader is raised where the batch was awaited. An iteration that was left
+    before its end is over: the next one begins with the next epoch. `close_async_loader` ends the thread; a later
+    iteration starts it anew.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class AsyncDataLoaderMixin:
         self.debug_data_loader = debug_data_loader
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
+        self._is_amid = False  # the end of an epoch whose iteration has begun has not been taken from the queue
         self._batches: queue.Queue[Any] = queue.Queue(max(async_loader_queue_size, 1))
         super().__init__(*args, **kwargs)
 
@@ -67,6 +69,7 @@ class AsyncDataLoaderMixin:
                 self._thread.join(0.05)
             self._thread = None
         self._drain()
+        self._is_amid = False
 
     def __iter__(self) -> Iterator[Any]:
         """Yields the batches of an epoch; the thread starts with the first epoch."""
@@ -78,14 +81,21 @@ class AsyncDataLoaderMixin:
             self._thread = threading.Thread(target=self._load, name="horovod-data-loader", daemon=True)
             self._thread.start()
             self._say("starts")
-        while True:
-            batch = self._batches.get()
-            if isinstance(batch, _Failure):
-                self._thread = None
-                raise batch.error
-            if batch is None:
-                return
+        while self._is_amid:
+            self._next()
+        self._is_amid = True
+        while (batch := self._next()) is not None:
             yield self._process_batch(batch)  # type: ignore[attr-defined]
+
+    def _next(self) -> Any:
+        """The next batch; None at the end of an epoch. Raises the exception of the thread."""
+        batch = self._batches.get()
+        if batch is None:
+            self._is_amid = False
+        if isinstance(batch, _Failure):
+            self._thread, self._is_amid = None, False
+            raise batch.error
+        return batch
 
     def _load(self) -> None:
         try:

@@ -313,7 +313,7 @@ def _hook(reference: Callable[[], _DistributedOptimizer | None]) -> Callable[[Te
     @torch._disable_dynamo
     def hook(parameter: Tensor) -> None:
         optimizer = reference()
-        if optimizer is not None:
+        if optimizer is not None and not optimizer._hvd_retired:
             optimizer._hvd_ready(parameter)
 
     return hook  # type: ignore[no-any-return]

@@ -22,6 +22,11 @@ class Wrapped:
 
     param_groups: list[dict[str, Any]]
     state: dict[Any, Any]
+    _hvd_retired = False
+
+    def _hvd_retire(self) -> None:
+        """Lets its hooks do nothing any more: another optimizer will have its parameters."""
+        self._hvd_retired = True
 
     def __setstate__(self, loaded: dict[str, Any]) -> None:
         """How load_state_dict puts new groups and state in place: into the containers that the unwrapped one shares.

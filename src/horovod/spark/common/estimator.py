@@ -192,7 +192,7 @@ class HorovodEstimator(Estimator, EstimatorParams, HorovodReadable, HorovodWrita
                 f"the training has ended, but its last checkpoint could not be saved: {result['failure']}\n"
                 "hint: see that the store can be written from the executors, or create it with save_runs=False"
             )
-        for label, values in zip(self.getLabelCols(), result["sizes"], strict=True):
+        for label, values in zip(self.getLabelCols(), result["sizes"], strict=False):
             metadata[label]["output_size"] = values
         return self._model_of(result, metadata, self._feature_columns(list(metadata)), run_id)
 

@@ -18,7 +18,7 @@ from horovod.spark.common.params import Row, with_params
 from horovod.spark.torch import remote
 from horovod.spark.torch.util import deserialize, serialize
 
-__all__ = ["TorchEstimator", "TorchModel"]
+__all__ = ["Call", "TorchEstimator", "TorchModel"]
 
 
 class _WithOptimizer:
@@ -52,6 +52,7 @@ class TorchEstimator(_WithOptimizer, HorovodEstimator):
     """
 
     _prefix = "pytorch"
+    _calls_callbacks = False
 
     @keyword_only
     def __init__(
@@ -130,7 +131,7 @@ class TorchEstimator(_WithOptimizer, HorovodEstimator):
                 "the optimizer has parameters that are not the model's\n"
                 "hint: make it after the model: torch.optim.SGD(model.parameters(), ...)"
             )
-        if self.getCallbacks():
+        if self.getCallbacks() and not self._calls_callbacks:
             warnings.warn("TorchEstimator calls no callbacks; KerasEstimator does", stacklevel=2)
 
     def _check_shapes(self, metadata: Any, features: list[str]) -> None:
@@ -159,12 +160,13 @@ class TorchEstimator(_WithOptimizer, HorovodEstimator):
     def _trainer(self) -> Any:
         return remote.train
 
-    def _model_of(self, result: Mapping[str, Any], metadata: Any, features: list[str], run_id: str) -> TorchModel:
+    def _model_of(self, result: Mapping[str, Any], metadata: Any, features: list[str], run_id: str) -> Any:
         model, optimizer = deserialize(self._model_bytes())
         state = deserialize(result["model"])
         model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        return TorchModel(
+        if optimizer is not None:  # a LightningModule makes its own
+            optimizer.load_state_dict(state["optimizer"])
+        return self.get_model_class()(
             history=result["history"],
             model=model,
             feature_columns=features,
@@ -219,7 +221,7 @@ class TorchModel(_WithOptimizer, HorovodModel):
     def _transform(self, df: Any) -> Any:
         features, labels, shapes = self.getFeatureColumns(), self.getLabelColumns(), self.getInputShapes()
         model = self.getModel()
-        predictor = Predictor(serialize(model), _loaded, _Call(shapes), _one_thread)
+        predictor = Predictor(serialize(model), _loaded, Call(shapes), _one_thread)
         return transform(df, predictor, features, labels, self.getOutputCols(), self._metadata)
 
 
@@ -232,7 +234,7 @@ def _one_thread() -> None:
     torch.set_num_threads(1)  # Spark runs one worker for each core
 
 
-class _Call:
+class Call:
     """Calls a model in a Spark worker."""
 
     def __init__(self, shapes: Sequence[Sequence[int]] | None) -> None:

@@ -23,7 +23,7 @@ from horovod.spark.common.training import Saver, Task, data_module_of, device_ki
 from horovod.spark.torch.datamodule import ParquetTorchDataModule
 from horovod.spark.torch.util import deserialize, serialize
 
-__all__ = ["call_model", "train"]
+__all__ = ["Losses", "call_model", "inputs_of", "listed", "train"]
 
 _INDICES = (torch.nn.MultiLabelMarginLoss,)  # whose labels are indices in the output's shape
 # Losses whose labels are indices unless these have the output's shape.
@@ -70,20 +70,65 @@ def _scale_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
         group["lr"] = group["lr"] * factor
 
 
-class _Loop:
+class Losses:
+    """The labels of a task and the losses of its model."""
+
+    def __init__(self, task: Task, device: torch.device) -> None:
+        self.task, self.device = task, device
+        options = task.options
+        losses = options["losses"] or [make() for make in options["loss_constructors"]]
+        self.losses = losses * len(task.labels) if len(losses) == 1 else losses
+        self.weights = options["loss_weights"] or [1 / len(task.labels)] * len(task.labels)
+        self.sizes: list[int] = [1] * len(task.labels)
+
+    def parts(self, batch: dict[str, Tensor]) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
+        task = self.task
+        inputs = inputs_of([batch[name].to(self.device) for name in task.features], task.options["input_shapes"])
+        labels = [batch[name].to(self.device) for name in task.labels]
+        if task.label_shapes:
+            labels = [label.reshape(tuple(shape)) for label, shape in zip(labels, task.label_shapes, strict=True)]
+        weights = batch[task.sample_weight].to(self.device).float() if task.sample_weight else None
+        return inputs, labels, weights
+
+    def fitted(self, outputs: Any, labels: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Outputs and labels as lists, each label with the shape and type that its loss needs."""
+        found = listed(outputs)
+        if len(found) != len(labels):
+            raise ValueError(
+                f"the model has {counted(len(found), 'output')}, and there are {counted(len(labels), 'label column')}: "
+                f"{', '.join(map(quoted, self.task.labels))}"
+            )
+        self.sizes = [output[:1].numel() for output in found]
+        fitted = []
+        for output, label, loss in zip(found, labels, self.losses, strict=True):
+            if not self.task.label_shapes and label.numel() == output.numel():
+                label = label.reshape(output.shape)
+            if label.is_floating_point() and label.numel() != output.numel() and _takes_classes(loss):
+                label = _classes(label)
+            elif label.is_floating_point() or label.shape == output.shape and not isinstance(loss, _INDICES):
+                label = label.to(output.dtype)
+            else:
+                label = label.long()
+            fitted.append(label)
+        return found, fitted
+
+    def loss(self, outputs: Sequence[Tensor], labels: Sequence[Tensor], sample_weights: Tensor | None) -> Tensor:
+        outputs, labels = self.fitted(outputs, labels)
+        total: Any = 0
+        for loss, weight, output, label in zip(self.losses, self.weights, outputs, labels, strict=True):
+            total = total + weight * _weighted(loss, output, label, sample_weights)
+        return total
+
+
+class _Loop(Losses):
     """The epochs of one rank."""
 
     def __init__(
         self, task: Task, model: torch.nn.Module, optimizer: Any, device: torch.device, data: Any, saver: Saver | None
     ) -> None:
-        self.task, self.model, self.optimizer = task, model, optimizer
-        self.device, self.data, self.saver = device, data, saver
-        options = task.options
-        losses = options["losses"] or [make() for make in options["loss_constructors"]]
-        self.losses = losses * len(task.labels) if len(losses) == 1 else losses
-        self.weights = options["loss_weights"] or [1 / len(task.labels)] * len(task.labels)
-        self.minibatch = options["train_minibatch_fn"] or _minibatch
-        self.sizes: list[int] = [1] * len(task.labels)
+        super().__init__(task, device)
+        self.model, self.optimizer, self.data, self.saver = model, optimizer, data, saver
+        self.minibatch = task.options["train_minibatch_fn"] or _minibatch
         self.batches = 0
 
     def run(self) -> dict[str, Any] | None:
@@ -134,12 +179,12 @@ class _Loop:
         self.model.train()
         means = _Means(self.task)
         for batch in batches:
-            inputs, labels, sample_weights = self._parts(batch)
+            inputs, labels, sample_weights = self.parts(batch)
             outputs, loss = self.minibatch(
                 self.model,
                 self.optimizer,
-                self._fitted,
-                self._loss,
+                self.fitted,
+                self.loss,
                 inputs,
                 labels,
                 sample_weights,
@@ -147,7 +192,7 @@ class _Loop:
                 self.batches,
             )
             self.batches += 1
-            means.add(loss, *self._fitted(outputs, labels), sample_weights)
+            means.add(loss, *self.fitted(outputs, labels), sample_weights)
         return means.of_all_ranks()
 
     def _validate(self, batches: Iterable[dict[str, Tensor]]) -> dict[str, Any]:
@@ -155,48 +200,10 @@ class _Loop:
         means = _Means(self.task)
         with torch.no_grad():
             for batch in batches:
-                inputs, labels, sample_weights = self._parts(batch)
-                outputs, labels = self._fitted(self.model(*inputs), labels)
-                means.add(self._loss(outputs, labels, sample_weights), outputs, labels, sample_weights)
+                inputs, labels, sample_weights = self.parts(batch)
+                outputs, labels = self.fitted(self.model(*inputs), labels)
+                means.add(self.loss(outputs, labels, sample_weights), outputs, labels, sample_weights)
         return means.of_all_ranks()
-
-    def _parts(self, batch: dict[str, Tensor]) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
-        task = self.task
-        inputs = _inputs([batch[name].to(self.device) for name in task.features], task.options["input_shapes"])
-        labels = [batch[name].to(self.device) for name in task.labels]
-        if task.label_shapes:
-            labels = [label.reshape(tuple(shape)) for label, shape in zip(labels, task.label_shapes, strict=True)]
-        weights = batch[task.sample_weight].to(self.device).float() if task.sample_weight else None
-        return inputs, labels, weights
-
-    def _fitted(self, outputs: Any, labels: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Outputs and labels as lists, each label with the shape and type that its loss needs."""
-        found = listed(outputs)
-        if len(found) != len(labels):
-            raise ValueError(
-                f"the model has {counted(len(found), 'output')}, and there are {counted(len(labels), 'label column')}: "
-                f"{', '.join(map(quoted, self.task.labels))}"
-            )
-        self.sizes = [output[:1].numel() for output in found]
-        fitted = []
-        for output, label, loss in zip(found, labels, self.losses, strict=True):
-            if not self.task.label_shapes and label.numel() == output.numel():
-                label = label.reshape(output.shape)
-            if label.is_floating_point() and label.numel() != output.numel() and _takes_classes(loss):
-                label = _classes(label)
-            elif label.is_floating_point() or label.shape == output.shape and not isinstance(loss, _INDICES):
-                label = label.to(output.dtype)
-            else:
-                label = label.long()
-            fitted.append(label)
-        return found, fitted
-
-    def _loss(self, outputs: Sequence[Tensor], labels: Sequence[Tensor], sample_weights: Tensor | None) -> Tensor:
-        outputs, labels = self._fitted(outputs, labels)
-        total: Any = 0
-        for loss, weight, output, label in zip(self.losses, self.weights, outputs, labels, strict=True):
-            total = total + weight * _weighted(loss, output, label, sample_weights)
-        return total
 
 
 def _takes_classes(loss: Any) -> bool:
@@ -219,7 +226,7 @@ def listed(outputs: Any) -> list[Tensor]:
     return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
 
 
-def _inputs(columns: Sequence[Tensor], shapes: Sequence[Sequence[int]] | None) -> list[Tensor]:
+def inputs_of(columns: Sequence[Tensor], shapes: Sequence[Sequence[int]] | None) -> list[Tensor]:
     """The features as float32, in the shapes that the model takes."""
     floats = [column.float() for column in columns]
     if shapes is None:
@@ -231,7 +238,7 @@ def call_model(model: torch.nn.Module, columns: Sequence[Any], shapes: Sequence[
     """The outputs of a model for NumPy features, as arrays."""
     with torch.no_grad():
         # A copy: Arrow's memory is read-only.
-        outputs = model(*_inputs([torch.from_numpy(column.copy()) for column in columns], shapes))
+        outputs = model(*inputs_of([torch.from_numpy(column.copy()) for column in columns], shapes))
     return [output.numpy() for output in listed(outputs)]
 
 

@@ -202,14 +202,6 @@ EXPLANATIONS = (
         "installed versions are mixed.",
         ("Install again: `pip install --force-reinstall .` in the environment that runs the script.",),
     ),
-    Explanation(
-        "not-in-this-version",
-        "This part of Horovod's interface is not there yet",
-        "ImportError, at import; AttributeError if it is an attribute of `horovod`",
-        ("is not in this version",),
-        "The module exists in Horovod 0.28.1 and will come. The README lists what works today.",
-        ("Remove the import, or guard it with `except ImportError`.",),
-    ),
     # calls
     Explanation(
         "not-initialized",
