@@ -30,8 +30,8 @@ from support.spark import (
 
 import horovod.spark
 from horovod.core import pickling
-from horovod.settings import current_environment
-from horovod.spark import runner
+from horovod.settings import changed_environment, current_environment
+from horovod.spark.connect import Session
 
 pytest.importorskip("pyspark", reason="not run: pyspark is not installed")
 for module in (support, sys.modules[__name__]):  # the ranks cannot import the tests
@@ -266,21 +266,18 @@ def test_a_python_without_hvd_is_named(spark: Any, tmp_path: Path) -> None:
 
 
 def test_a_driver_that_tasks_cannot_reach(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner._Job, "_addresses", lambda *_: ["127.0.0.2", "127.0.0.3"])
+    monkeypatch.setattr(Session, "addresses", lambda *_: ["127.0.0.2", "127.0.0.3"])
     text = r"the task on host .* cannot reach the driver: .* at 127.0.0.2:\d+ \(Connection refused\), 127.0.0.3:\d+ "
     with pytest.raises(RuntimeError, match=text + r"\(Connection refused\)\nhint: spark.driver.host names"):
         run(train, (1.0,), stderr=io.StringIO())
 
 
-def test_without_a_classic_session_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("variables", [{}, {"SPARK_CONNECT_MODE_ENABLED": "1"}])
+def test_without_a_session_the_error_says_so(variables: dict[str, str]) -> None:
     code = "import horovod.spark as hs; hs.run(print)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    with changed_environment(**variables):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "Could not find an active SparkContext: horovod.spark.run runs in a PySpark session\nhint: " in done.stderr
-    monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
-    with pytest.raises(
-        NotImplementedError, match="does not work with Spark Connect yet: .*\nhint: run the script with"
-    ):
-        run(train, (1.0,))
 
 
 def test_a_python_that_is_not_there_is_told_for_each_task() -> None:

@@ -14,7 +14,9 @@ import pytest
 import horovod.spark
 from horovod.launcher.job.supervision import Conclusion
 from horovod.settings import changed_environment
-from horovod.spark import runner
+from horovod.spark import assembly, runner
+from horovod.spark.assembly import Assembly
+from horovod.spark.connect import Session
 from horovod.spark.gpus import GpusError, RankGpus, TaskGpus, assign
 from horovod.spark.job import reason_in
 from horovod.spark.slots import NoSlotsError, most_slots, wait_for_slots
@@ -160,6 +162,10 @@ LACKS = "the Python of host b lacks hvd: /usr/bin/python3 (Python 3.11.2): No mo
             PYTHON + "pyspark.errors.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] 3.9 and 3.11\n" + TRACE,
             "Spark job has failed: pyspark.errors.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] 3.9 and 3.11",
         ),
+        (
+            "(org.apache.spark.SparkSQLException) [OPERATION_CANCELED] Operation has been canceled. SQLSTATE: HY008\n",
+            "Spark job has failed: Operation has been canceled.",
+        ),
         ("Answer from Java side is empty", "Spark job has failed: Answer from Java side is empty"),
     ],
 )
@@ -179,10 +185,18 @@ class Context:
         return []
 
 
-def test_tasks_of_another_version_are_told_in_one_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "active_context", lambda _: Context())
-    job = runner._Job("horovod.spark.run", None, None, 1, None, said := io.StringIO())
+def session(_: str) -> Session:
+    return Session(Context())
+
+
+def test_the_number_of_processes_is_inferred(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "active_session", session)
+    runner._Job("horovod.spark.run", None, None, 1, None, said := io.StringIO())
     assert said.getvalue() == "horovod.spark: 2 processes, inferred from spark.default.parallelism\n"
+
+
+def test_tasks_of_another_version_are_told_in_one_report() -> None:
+    job = Assembly("horovod.spark.run", 2, print)
     one = {"event": "refused", "version": "0.1", "python": "/usr/bin/python3 (Python 3.11.2)"}
     job._on_event({**one, "index": 0, "hostname": "a"}, None)  # type: ignore[arg-type]
     with pytest.raises(RuntimeError) as caught:
@@ -198,10 +212,9 @@ def test_tasks_of_another_version_are_told_in_one_report(monkeypatch: pytest.Mon
     assert "3 of 2 tasks came within 5 s: task 0 on a, task 1 on b, task 2 on a\nhint: " in job._late(5.0)
 
 
-def test_only_the_ranks_of_the_executor_that_was_lost_first_end_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_ranks_of_the_executor_that_was_lost_first_end_with_it() -> None:
     """Spark ends the other tasks of the stage, whose agents are lost, too."""
-    monkeypatch.setattr(runner, "active_context", lambda _: Context())
-    job = runner._Job("horovod.spark.run", 4, None, 0, None, None)
+    job = Assembly("horovod.spark.run", 4, print)
     job._names = [f"task {rank}" for rank in range(4)]
     job._order = [{"hostname": "b", "executor": executor} for executor in (5, 7, 7, 5)]
     spark = SimpleNamespace(why=lambda: "Spark job has failed: executor 3 was lost: 137")
@@ -216,7 +229,7 @@ def test_the_ranks_of_a_host_are_neighbours_and_that_of_task_0_comes_first() -> 
     tasks = [
         {"index": index, "hostname": name, "machine": "m"} for index, name in ((3, "b"), (0, "c"), (2, "c"), (1, "b"))
     ]
-    assert [task["index"] for task in runner._by_host(tasks)] == [0, 2, 1, 3]
+    assert [task["index"] for task in assembly._by_host(tasks)] == [0, 2, 1, 3]
 
 
 def test_an_open_network_is_warned_of_unless_spark_protects_it() -> None:
@@ -253,7 +266,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(
 def test_numbers_of_an_elastic_job_that_do_not_fit(
     least: int, size: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "active_context", lambda _: Context())
+    monkeypatch.setattr(runner, "active_session", session)
     with pytest.raises(ValueError, match="horovod.spark.run_elastic: (min_num_proc|num_proc) is ."):
         horovod.spark.run_elastic(nothing, num_proc=size, min_num_proc=least, max_num_proc=most)
     with pytest.raises(ValueError), pytest.warns(DeprecationWarning, match="min_np is deprecated, use min_num_proc"):

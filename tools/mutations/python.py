@@ -17,7 +17,7 @@ ROWS: tuple[Mutation, ...] = (
         'if not self._is_open and any(said["index"] == index for said, _ in self._came.values()):', "if False:",
         "a task that Spark starts again takes the place of the first one",
         "tests/unit/test_joined.py -k one_agent_for_each"),
-    row("ranks-of-a-host-apart", "src/horovod/spark/runner.py",
+    row("ranks-of-a-host-apart", "src/horovod/spark/assembly.py",
         'return sorted(tasks, key=lambda one: hosts.index((one["hostname"], one["machine"])))', "return tasks",
         "the ranks of a host are apart, so that data crosses the network more often",
         "tests/unit/test_spark.py -k neighbours"),

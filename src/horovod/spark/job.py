@@ -9,10 +9,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["SparkJob", "active_context", "reason_in"]
+from horovod.spark.task.rows import Row
+
+__all__ = ["SparkJob", "active_context", "no_session", "reason_in", "supervised_task_of", "task_of"]
 
 _CANCEL_S = 0.5
 _FAILED = "Spark job has failed"
+_CANCELLED = re.compile("cancell?ed", re.IGNORECASE)
 _OWN = re.compile(r"RuntimeError: horovod\.spark\.run: (.+?)\s*(?:\n\s*\n|\n\s+at |\Z)", re.DOTALL)  # of a task (_task)
 _LOST = re.compile(r"ExecutorLostFailure \(executor (\S+) .*?\) Reason: (.+)")
 _KILLED = re.compile(r"TaskKilled \((.+)\)")
@@ -20,20 +23,11 @@ _RAISED = re.compile(
     r"^((?:\w+\.)*\w+(?:Error|Exception): .+)\n\s*$", re.MULTILINE
 )  # the end of a traceback of Python's
 _OF_STAGE = re.compile(r"finished unsuccessfully\.\n(?:(?:\w+\.)+\w+: )?(.+)")
-_OF_SPARK = re.compile(r":? ?org\.apache\.spark\.\w*Exception: (?:\[\w+\] )?(.+?)(?: SQLSTATE: \w+)?$")
+_OF_SPARK = re.compile(r":? ?\(?org\.apache\.spark\.\w*Exception[:)] (?:\[\w+\] )?(.+?)(?: SQLSTATE: \w+)?$")
 
 
 def active_context(name: str) -> Any:
     """The SparkContext of this process. Raises RuntimeError if there is none; `name`: of the function that asks."""
-    try:
-        from pyspark.sql.utils import is_remote
-    except ImportError as error:
-        raise ImportError(f"{name} needs pyspark: {error}\nhint: pip install pyspark") from None
-    if is_remote():
-        raise NotImplementedError(
-            f"{name} does not work with Spark Connect yet: a Connect client has no SparkContext\n"
-            "hint: run the script with a classic session, by spark-submit or SparkSession.builder.master(...)"
-        )
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
@@ -41,11 +35,15 @@ def active_context(name: str) -> Any:
     session = SparkSession.getActiveSession()
     context = session.sparkContext if session is not None else getattr(SparkContext, "_active_spark_context", None)
     if context is None:
-        raise RuntimeError(
-            f"Could not find an active SparkContext: {name} runs in a PySpark session\n"
-            "hint: spark = pyspark.sql.SparkSession.builder.getOrCreate()"
-        )
+        raise no_session(name)
     return context
+
+
+def no_session(name: str) -> RuntimeError:
+    return RuntimeError(
+        f"Could not find an active SparkContext: {name} runs in a PySpark session\n"
+        "hint: spark = pyspark.sql.SparkSession.builder.getOrCreate()"
+    )
 
 
 class SparkJob:
@@ -54,6 +52,7 @@ class SparkJob:
     def __init__(self, context: Any, number: int, size: int, barrier: bool) -> None:
         """`barrier`: all tasks at once, or none; Spark then starts no task again."""
         self.error: Exception | None = None
+        self.rows: list[Row] = []  # those of its tasks, once it has ended
         self._context = context
         self._group = f"horovod.spark.run.{number}"
         self._size = size
@@ -66,17 +65,24 @@ class SparkJob:
 
     @property
     def was_cancelled(self) -> bool:
-        return self.error is not None and "cancelled" in str(self.error)
+        return self.error is not None and _CANCELLED.search(str(self.error)) is not None
 
     def why(self) -> str:
         """Why it has failed, in words."""
         return reason_in(str(self.error))
 
-    def start(self, addresses: list[str], port: int, secret: bytes, elastic: bool) -> None:
+    def running(self) -> int | None:
+        """How many of its tasks run; None if Spark does not tell."""
+        tracker = self._context.statusTracker()
+        jobs = [tracker.getJobInfo(number) for number in tracker.getJobIdsForGroup(self._group)]
+        stages = [tracker.getStageInfo(number) for job in jobs if job is not None for number in job.stageIds]
+        return sum(stage.numActiveTasks for stage in stages if stage is not None)
+
+    def start(self, task: Callable[[int, Iterator[Any]], Iterator[Row]]) -> None:
+        """`task`: see task_of and supervised_task_of."""
         from pyspark import InheritableThread
 
-        task = _task(addresses, port, secret, elastic)
-        self._thread = InheritableThread(target=self._run, args=(task,), daemon=True)
+        self._thread = InheritableThread(target=self._run, args=(task,), daemon=True, **self._of_thread())
         self._thread.start()
 
     def wait(self, limit_s: float) -> None:
@@ -87,27 +93,64 @@ class SparkJob:
         """Ends it, if it has not ended, and frees what it holds."""
         until = time.monotonic() + limit_s
         while self._thread.is_alive() and time.monotonic() < until:
-            self._context.cancelJobGroup(self._group)  # again and again: Spark may not have got the job yet
+            self._interrupt()  # again and again: Spark may not have got the job yet
             self._thread.join(_CANCEL_S)
         os.close(self._woken)
 
-    def _run(self, task: Callable[..., Any]) -> None:
+    def _run(self, task: Callable[[int, Iterator[Any]], Iterator[Row]]) -> None:
         try:
-            self._context.setJobGroup(self._group, "horovod.spark.run", interruptOnCancel=True)
-            tasks = self._context.parallelize(range(self._size), self._size)
-            (tasks.barrier() if self._barrier else tasks).mapPartitionsWithIndex(task).collect()
-        except Exception as error:  # Spark's and py4j's, whatever they are
+            self.rows = self._collect(task)
+        except Exception as error:  # Spark's, py4j's and gRPC's, whatever they are
             self.error = error
         finally:
             os.close(self._waker)
 
+    # Spark Connect has others (connect.py)
 
-def _task(addresses: list[str], port: int, secret: bytes, elastic: bool) -> Callable[..., Any]:
-    """Returns the function of a task. It is pickled by value, and imports inside, to tell what its Python lacks."""
+    def _of_thread(self) -> dict[str, Any]:
+        return {}
 
-    def task(index: int, _: Iterator[Any]) -> Iterator[Any]:
+    def _interrupt(self) -> None:
+        self._context.cancelJobGroup(self._group)
+
+    def _collect(self, task: Callable[[int, Iterator[Any]], Iterator[Row]]) -> list[Row]:
+        self._context.setJobGroup(self._group, "horovod.spark.run", interruptOnCancel=True)
+        tasks = self._context.parallelize(range(self._size), self._size)
+        rows: list[Row] = (tasks.barrier() if self._barrier else tasks).mapPartitionsWithIndex(task).collect()
+        return rows
+
+
+def task_of(
+    addresses: list[str], port: int, secret: bytes, elastic: bool, unreachable: str
+) -> Callable[[int, Iterator[Any]], Iterator[Row]]:
+    """Returns the function of a task whose job is supervised in the driver. `unreachable`: the hint if that fails."""
+
+    def task(index: int) -> Iterator[Row]:
+        from horovod.spark.task.relay import relay
+
+        relay(index, addresses, port, secret, elastic, f"the driver: {{}}\nhint: {unreachable}")
+        return iter(())
+
+    return _with_hvd(task)
+
+
+def supervised_task_of(plan: dict[str, Any]) -> Callable[[int, Iterator[Any]], Iterator[Row]]:
+    """Returns the function of a task of a job that task 0 supervises."""
+
+    def task(index: int) -> Iterator[Row]:
+        from horovod.spark.task.supervise import supervise
+
+        return supervise(index, **plan)
+
+    return _with_hvd(task)
+
+
+def _with_hvd(task: Callable[[int], Iterator[Row]]) -> Callable[[int, Iterator[Any]], Iterator[Row]]:
+    """The function is pickled by value, and imports inside, to tell what its Python lacks."""
+
+    def run(index: int, _: Iterator[Any]) -> Iterator[Row]:
         try:
-            from horovod.spark.task.relay import relay
+            import horovod.spark.task.relay  # noqa: F401
         except ImportError as error:
             import socket
             import sys
@@ -117,10 +160,9 @@ def _task(addresses: list[str], port: int, secret: bytes, elastic: bool) -> Call
                 f"{'.'.join(map(str, sys.version_info[:3]))}): {error}\n"
                 "hint: install hvd there, or let spark.pyspark.python name a Python that has it; --archives ships one"
             ) from None
-        relay(index, addresses, port, secret, elastic)
-        return iter(())
+        return task(index)
 
-    return task
+    return run
 
 
 def reason_in(text: str) -> str:

@@ -18,7 +18,7 @@ from horovod.core.temporary_files import memory_file
 from horovod.launcher.function.run_task import Answer
 from horovod.launcher.job.supervision import Conclusion
 
-__all__ = ["WorkerTraceback", "answer_of", "memory", "read", "results", "those_that_count", "write"]
+__all__ = ["WorkerTraceback", "answer_in", "answer_of", "memory", "read", "results", "those_that_count", "write"]
 
 
 class WorkerTraceback(Exception):
@@ -42,7 +42,11 @@ def memory(stack: contextlib.ExitStack, names: Sequence[str]) -> list[str]:
 
 def answer_of(rank: int, path: str) -> Answer | None:
     """The rank's answer; None if it has ended before it could write one."""
-    data = Path(path).read_bytes() if os.path.exists(path) else b""
+    return answer_in(rank, Path(path).read_bytes() if os.path.exists(path) else b"")
+
+
+def answer_in(rank: int, data: bytes) -> Answer | None:
+    """As answer_of, of the bytes themselves."""
     if not data:
         return None
     try:

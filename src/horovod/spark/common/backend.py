@@ -8,20 +8,14 @@ from types import MappingProxyType
 from typing import Any
 
 from horovod.settings import current_environment
+from horovod.spark.connect import active_session
 
 __all__ = ["Backend", "SparkBackend", "default_num_proc"]
 
 
 def default_num_proc() -> int:
     """Spark's default parallelism: as a rule the number of cores."""
-    from pyspark.sql import SparkSession
-
-    session = SparkSession.getActiveSession()
-    if session is None:
-        raise RuntimeError(
-            "there is no active Spark session\nhint: SparkSession.builder.getOrCreate(), or give num_proc"
-        )
-    return int(session.sparkContext.defaultParallelism)
+    return active_session("SparkBackend").default_size()
 
 
 class Backend:
