@@ -166,8 +166,9 @@ def fail(how: str) -> None:
 def test_one_error_names_the_cause(how: str, kind: type[Exception], text: str, cause: str | None) -> None:
     begun = time.monotonic()
     with pytest.raises(kind, match=text) as caught:
-        run(fail, (how,), stdout=io.StringIO(), stderr=io.StringIO())
+        run(fail, (how,), stdout=io.StringIO(), stderr=(err := io.StringIO()), verbose=1)
     assert time.monotonic() - begun < 3.0 + SLACK_S
+    assert "horovodrun: rank 1" not in err.getvalue(), "the error says so"
     assert re.search(cause or "^None$", str(caught.value.__cause__))
 
 
@@ -200,7 +201,8 @@ def test_a_job_that_spark_cancels_ends_its_ranks(spark: Any) -> None:
 def test_ctrl_c_ends_the_job_and_cancels_the_spark_job() -> None:
     out = Watched("all are here", lambda: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
-        run(hang, stdout=out, stderr=io.StringIO())
+        run(hang, stdout=out, stderr=(err := io.StringIO()), verbose=1)
+    assert "SIG" not in err.getvalue() and "ending all ranks" not in err.getvalue()
 
 
 def test_the_end_of_the_supervising_process_ends_the_ranks() -> None:
@@ -281,6 +283,7 @@ def test_without_a_session_the_error_says_so(variables: dict[str, str]) -> None:
 
 
 def test_a_python_that_is_not_there_is_told_for_each_task() -> None:
-    text = "(?s)2 of 2 hosts are not ready.*task 0 on .* has no program /nowhere/python.*task 1 on "
+    names = ".*hint: executable names a Python by its path on all executors"
+    text = f"(?s)2 of 2 tasks are not ready.*task 0 on .* has no program /nowhere/python{names}.*task 1 on "
     with pytest.raises(RuntimeError, match=text):
         run(train, (1.0,), executable="/nowhere/python", stderr=io.StringIO())

@@ -29,6 +29,13 @@ __all__ = ["PROGRESS_S", "SPARK_END_S", "Assembly", "Ended", "OfSpark", "address
 PROGRESS_S = 10.0
 SPARK_END_S = 15.0  # for Spark to tell what has become of an executor, or to end a job whose ranks have ended
 _ELASTIC_END_S = 3.0  # tasks that Spark has started anew, and that find no job, would be started again and again
+_TERMS = {
+    "hosts": "tasks",
+    "start_timeout": "start_timeout",
+    "init_timeout": "HOROVOD_START_TIMEOUT in env",
+    "interface": "nics",
+    "program": "executable names a Python by its path on all executors; without it, ranks run that of their tasks",
+}
 
 _Answer = TypeVar("_Answer")
 
@@ -108,7 +115,8 @@ class Assembly:
             paths = memory(stack, ["task", *(f"result-{rank}" for rank in range(places)), "conclusion"])
             Path(paths[0]).write_bytes(task)
             files = {"task": paths[0], "answers": paths[1:-1], "conclusion": paths[-1]}
-            supervised = Supervised(stdout, stderr, size=places, elastic=self._elastic, **files, **plan)
+            plan = {**plan, "size": places, "elastic": self._elastic, "terms": _TERMS}
+            supervised = Supervised(stdout, stderr, **files, **plan)
             spark = None
             try:
                 listens = next(iter(supervised.events()), None)

@@ -115,5 +115,6 @@ def results(
         )
     if code != 0:
         # Every function has returned: an exit handler failed, or a process that a rank left behind.
-        warnings.warn(f"{name}: all ranks gave results, but the job ended with exit code {code}", stacklevel=3)
+        why = f"\n{words.rstrip()}" if words else ""
+        warnings.warn(f"{name}: all ranks gave results, but the job ended with exit code {code}{why}", stacklevel=3)
     return [answer.value for answer in answers if answer is not None]
