@@ -75,9 +75,10 @@ def train(factor: float, offset: float = 0.0) -> dict[str, Any]:
     }
 
 
-def test_results_come_by_rank_and_output_goes_where_the_caller_says() -> None:
+@pytest.mark.parametrize("supervisor", ["driver", later("task")])
+def test_results_come_by_rank_and_output_goes_where_the_caller_says(supervisor: str) -> None:
     out, err = io.StringIO(), io.BytesIO()
-    env = {"MARK": "yes", "OMP_NUM_THREADS": "1"}
+    env = {"MARK": "yes", "OMP_NUM_THREADS": "1", "HOROVOD_SPARK_SUPERVISOR": supervisor}
     results = run(train, (2.0,), {"offset": 0.5}, env=env, stdout=out, stderr=err, verbose=2)
     assert [one["place"] for one in results] == [(0, 2, 0, 2, 0, 1), (1, 2, 1, 2, 0, 1)]
     for one in results:
@@ -183,6 +184,38 @@ def test_an_elastic_job_goes_on_with_a_rank_in_place_of_a_lost_one(kill: str | N
     assert ("1 loss survived" in errors.getvalue()) == (kill is not None)
 
 
+@pytest.mark.parametrize(
+    "count, verbosity, shown", [(2, "log_callback_only", False), later(2, "all", True), later(-2, "all", True)]
+)
+def test_horovod_runner_returns_the_result_of_rank_0(
+    count: int, verbosity: str, shown: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In Spark tasks, or in processes of this machine."""
+    result = horovod.spark.HorovodRunner(np=count, driver_log_verbosity=verbosity).run(train, factor=2.0)
+    assert (result["place"][:2], result["total"]) == ((0, 2), 6.0)
+    assert ("[1]<stdout>:rank 1 of 2\n" in capfd.readouterr().out) == shown
+
+
+@pytest.mark.thorough
+def test_the_data_services_workers_run_in_spark_tasks(tmp_path: Path) -> None:
+    tf = pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
+    from horovod.spark.tensorflow import compute_worker
+    from horovod.tensorflow.data.compute_service import TfDataServiceConfig
+
+    file = str(tmp_path / "config.json")
+    job = threading.Thread(target=compute_worker.main, args=(1, "compute", file, 60))
+    job.start()
+    config = TfDataServiceConfig.read(file, wait_for_file_creation=True)
+    assert config.workers_per_dispatcher == 2
+    dataset = tf.data.Dataset.range(20).map(lambda x: x * x).send_to_data_service(config, 0, 1)
+    assert sorted(int(value) for value in dataset.as_numpy_iterator()) == [x * x for x in range(20)]
+    config.compute_client().shutdown()
+    job.join()
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ValueError, match="2 workers cannot be dealt to 3 dispatchers evenly"):
+        compute_worker.main(3, "compute", file, 60)
+
+
 def hang() -> None:
     import horovod.core as hvd
 
@@ -210,7 +243,8 @@ def test_the_end_of_the_supervising_process_ends_the_ranks() -> None:
         (supervisor,) = [pid for pid, text in processes_of_jobs().items() if "function.supervised" in text]
         os.kill(supervisor, signal.SIGKILL)
 
-    with pytest.raises(RuntimeError, match="no result from rank 0, 1"):
+    text = "no result from rank 0, 1\nthe process that supervised the job was killed by SIGKILL"
+    with pytest.raises(RuntimeError, match=text):
         run(hang, stdout=Watched("all are here", kill), stderr=io.StringIO())
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 import threading
 import warnings
 from types import SimpleNamespace
@@ -12,15 +13,17 @@ from typing import Any
 import pytest
 
 import horovod.spark
+from horovod.launcher.function.run_task import Answer
 from horovod.launcher.job.supervision import Conclusion
 from horovod.settings import changed_environment
 from horovod.spark import assembly, runner
 from horovod.spark.assembly import Assembly
+from horovod.spark.common.backend import SparkBackend
 from horovod.spark.connect import Session
 from horovod.spark.gpus import GpusError, RankGpus, TaskGpus, assign
 from horovod.spark.job import reason_in
 from horovod.spark.slots import NoSlotsError, most_slots, wait_for_slots
-from horovod.spark.task import get_available_devices
+from horovod.spark.task import get_available_devices, rows
 
 
 class Clock:
@@ -271,6 +274,56 @@ def test_numbers_of_an_elastic_job_that_do_not_fit(
         horovod.spark.run_elastic(nothing, num_proc=size, min_num_proc=least, max_num_proc=most)
     with pytest.raises(ValueError), pytest.warns(DeprecationWarning, match="min_np is deprecated, use min_num_proc"):
         horovod.spark.run_elastic(nothing, num_proc=size, min_np=least, max_num_proc=most)
+
+
+def test_an_estimators_ranks_get_the_drivers_variables_but_for_those_of_its_machine() -> None:
+    own = {"PATH": "/driver", "HOME": "/home/driver", "CUDA_VISIBLE_DEVICES": "3", "SPARK_HOME": "/spark"}
+    with changed_environment(**own, PYTHONPATH="/driver", NCCL_DEBUG="INFO", AWS_REGION="eu"):
+        environment = SparkBackend(2)._env
+    assert not {*own, "PYTHONPATH"} & set(environment)
+    assert (environment["NCCL_DEBUG"], environment["AWS_REGION"]) == ("INFO", "eu")
+    assert SparkBackend(2, {"PATH": "/given"})._env == {"PATH": "/given"}
+
+
+def test_what_task_0_brings_is_what_the_driver_gets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The output keeps its order and its end, answers travel in pieces, and an error is raised as it is."""
+    monkeypatch.setattr(rows, "_PIECE_BYTES", 8)
+    output = rows.Output(40, log := io.StringIO())
+    for count, stream in enumerate(("stdout", "stderr", "stdout", "stderr")):
+        output.stream(stream).write(f"{count} of the lines\n")
+    data = [pickle.dumps(Answer(rank, value=[rank] * 9)) for rank in (0, 1)]
+    end = rows.rows_of_end(data, 0, Conclusion(), ["a", "b"])
+    came = rows.Came([*output.rows(), *end])
+    lost = "horovod.spark: 30 bytes of output came before this; the log of task 0 has them\n"
+    assert came.output == [("stderr", lost), ("stdout", "2 of the lines\n"), ("stderr", "3 of the lines\n")]
+    assert log.getvalue().startswith("0 of the lines\n1 of")
+    assert came.results("f", 2) == [[0] * 9, [1] * 9]
+    failed = pickle.dumps(Answer(1, error=KeyError("x"), traceback="a trace"))
+    with pytest.raises(KeyError) as caught:
+        rows.Came(rows.rows_of_end([data[0], failed], 1, Conclusion("why"), ["a", "b"])).results("f", 2)
+    assert "rank 1 on host b:\na trace" in str(caught.value.__cause__)
+    with pytest.raises(RuntimeError, match="no result from rank 0, 1\nwhy"):
+        rows.Came(rows.rows_of_end([b"", b""], 1, Conclusion("why"), ["a", "b"])).results("f", 2)
+    with pytest.raises(TimeoutError, match="late"):
+        rows.Came(rows.rows_of_error(TimeoutError("late"))).results("f", 2)
+
+
+def test_a_job_supervised_in_task_0_needs_a_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = session("")
+    monkeypatch.setattr(runner, "active_session", lambda _: own)
+    with changed_environment(HOROVOD_SPARK_SUPERVISOR="task"):
+        with pytest.raises(
+            ValueError, match="an elastic job outlives its tasks\nhint: HOROVOD_SPARK_SUPERVISOR=driver"
+        ):
+            horovod.spark.run_elastic(nothing, num_proc=2)
+        own.conf["spark.dynamicAllocation.enabled"] = "true"
+        with pytest.raises(ValueError, match="needs a barrier stage.*\nhint: HOROVOD_SPARK_SUPERVISOR=driver, or no"):
+            horovod.spark.run(nothing, num_proc=2)
+
+
+def test_horovod_runner_knows_two_levels_of_output() -> None:
+    with pytest.raises(ValueError, match="driver_log_verbosity='none': expected all or log_callback_only"):
+        horovod.spark.HorovodRunner(2, "none")
 
 
 def test_the_names_of_conf_are_pairs_for_both_names_of_spark() -> None:

@@ -3,8 +3,9 @@
 
 from horovod.core.missing import watch
 from horovod.spark import conf
+from horovod.spark.horovod_runner import HorovodRunner
 from horovod.spark.runner import run, run_elastic
 
-__all__ = ["conf", "run", "run_elastic"]
+__all__ = ["HorovodRunner", "conf", "run", "run_elastic"]
 
 watch(__name__)

@@ -121,10 +121,10 @@ class _ConnectJob(SparkJob):
     def __init__(self, session: Any, number: int, size: int, barrier: bool) -> None:
         super().__init__(None, number, size, barrier)
         self._session = session
-        self._running: int | None = None
+        self._runs = not hasattr(session, "registerProgressHandler")  # a client before Spark 4 learns nothing
 
-    def running(self) -> int | None:
-        return self._running
+    def runs(self) -> bool:
+        return self._runs
 
     def _of_thread(self) -> dict[str, Any]:
         return {"session": self._session}
@@ -141,13 +141,12 @@ class _ConnectJob(SparkJob):
                 yield pa.RecordBatch.from_pydict({"kind": [kind], "number": [number], "data": [data]})
 
         def look(*_: Any, inflight_tasks: int, **__: Any) -> None:
-            self._running = inflight_tasks
+            self._runs = self._runs or inflight_tasks > 0
 
         tasks = self._session.range(0, self._size, 1, self._size)
         self._session.addTag(self._group)
         with contextlib.ExitStack() as stack:
-            if hasattr(self._session, "registerProgressHandler"):  # since Spark 4
-                self._running = 0
+            if not self._runs:
                 self._session.registerProgressHandler(look)
                 stack.callback(self._session.removeProgressHandler, look)
             rows = tasks.mapInArrow(batches, _SCHEMA, barrier=self._barrier).collect()

@@ -71,12 +71,12 @@ class SparkJob:
         """Why it has failed, in words."""
         return reason_in(str(self.error))
 
-    def running(self) -> int | None:
-        """How many of its tasks run; None if Spark does not tell."""
+    def runs(self) -> bool:
+        """True if a task runs: a barrier starts all of them together. Also if Spark does not tell."""
         tracker = self._context.statusTracker()
         jobs = [tracker.getJobInfo(number) for number in tracker.getJobIdsForGroup(self._group)]
         stages = [tracker.getStageInfo(number) for job in jobs if job is not None for number in job.stageIds]
-        return sum(stage.numActiveTasks for stage in stages if stage is not None)
+        return any(stage.numActiveTasks for stage in stages if stage is not None)
 
     def start(self, task: Callable[[int, Iterator[Any]], Iterator[Row]]) -> None:
         """`task`: see task_of and supervised_task_of."""

@@ -210,6 +210,7 @@ class _Job:
 
     def _run_in_task(self, task: bytes, begun: float, plan: dict[str, Any]) -> list[Any]:
         """The supervising process is in task 0, which brings what it has as rows (task/supervise.py)."""
+        self._say("what the ranks print comes at the end (HOROVOD_SPARK_SUPERVISOR=task); task 0 also logs it")
         spark = self._session.job(next(_numbers), self._size, True)
         rules = {"name": self._name, "size": self._size, "local_rank_gpu": self._settings.spark_local_rank_gpu}
         try:
@@ -226,19 +227,16 @@ class _Job:
 
     def _wait(self, spark: SparkJob, begun: float, limit_s: float) -> None:
         """Until Spark's job has ended. Raises TimeoutError if its tasks do not start in time."""
-        tell_at, all_run = begun + PROGRESS_S, False
+        tell_at, runs = begun + PROGRESS_S, False
         with selectors.DefaultSelector() as selector:
             selector.register(spark, selectors.EVENT_READ)
-            while not selector.select(None if all_run else _LOOK_S):
-                running, now = spark.running(), time.monotonic()
-                all_run = running is None or running >= self._size
-                if all_run:
-                    self._say("all tasks run; what the ranks print comes at the end (HOROVOD_SPARK_SUPERVISOR=task)")
-                elif now >= begun + limit_s:
-                    raise TimeoutError(late(running or 0, self._size, limit_s))
-                elif now >= tell_at:
+            while not selector.select(None if runs else _LOOK_S):
+                runs, now = spark.runs(), time.monotonic()
+                if not runs and now >= begun + limit_s:
+                    raise TimeoutError(late(0, self._size, limit_s))
+                if not runs and now >= tell_at:
                     tell_at = now + PROGRESS_S
-                    self._say(progress(running or 0, self._size, now - begun, limit_s))
+                    self._say(progress(0, self._size, now - begun, limit_s))
 
     # texts
 

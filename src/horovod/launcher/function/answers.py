@@ -16,6 +16,7 @@ from typing import Any
 from horovod.core.exceptions import HorovodInternalError
 from horovod.core.temporary_files import memory_file
 from horovod.launcher.function.run_task import Answer
+from horovod.launcher.host.processes import signal_name
 from horovod.launcher.job.supervision import Conclusion
 
 __all__ = ["WorkerTraceback", "answer_in", "answer_of", "memory", "read", "results", "those_that_count", "write"]
@@ -111,10 +112,16 @@ def results(
     if silent:
         raise RuntimeError(
             f"{name}: the job ended with exit code {code}; no result from rank {', '.join(silent)}\n"
-            + (words.rstrip("\n") or "hint: what horovodrun said last on stderr names the cause")
+            + (words.rstrip("\n") or _without_words(code))
         )
     if code != 0:
         # Every function has returned: an exit handler failed, or a process that a rank left behind.
         why = f"\n{words.rstrip()}" if words else ""
         warnings.warn(f"{name}: all ranks gave results, but the job ended with exit code {code}{why}", stacklevel=3)
     return [answer.value for answer in answers if answer is not None]
+
+
+def _without_words(code: int) -> str:
+    if code < 0:
+        return f"the process that supervised the job was killed by {signal_name(-code)}"
+    return "hint: what horovodrun said last on stderr names the cause"
