@@ -22,6 +22,7 @@ from support.spark import assert_nothing_is_left, connect_session, kill_above
 import horovod.spark
 from horovod.core import pickling
 from horovod.settings import changed_environment
+from horovod.spark.common.backend import default_num_proc
 from horovod.spark.common.store import LocalStore
 from horovod.spark.connect import ConnectSession
 
@@ -79,16 +80,15 @@ class OwnError(Exception):
 @pytest.mark.parametrize("where", IN)
 def test_results_come_by_rank_and_output_goes_where_the_caller_says(where: str) -> None:
     out, err = io.StringIO(), io.BytesIO()
-    results = run(where, train, (2.0,), stdout=out, stderr=err, num_proc=None, verbose=1)
+    results = run(where, train, (2.0,), stdout=out, stderr=err, verbose=1)
     assert results == [{"place": (rank, rank, 1), "total": 6.0} for rank in (0, 1)]
     assert sorted(out.getvalue().splitlines()) == [f"[{rank}]<stdout>:rank {rank} of 2" for rank in (0, 1)]
     said = err.getvalue().decode()
-    assert "horovod.spark: 2 processes, inferred from spark.default.parallelism\n" in said
     assert "[1]<stderr>:error of rank 1\n" in said
     assert ("what the ranks print comes at the end" in said) == (where == "task")
 
 
-@pytest.mark.parametrize("where", IN)
+@pytest.mark.parametrize("where", [later("driver"), "task"])
 @pytest.mark.parametrize(
     "how, kind, text, cause",
     [
@@ -171,9 +171,11 @@ def test_an_elastic_job_is_refused_by_name() -> None:
 @pytest.mark.parametrize("where", IN)
 def test_an_estimator_fits_and_its_model_transforms(where: str, spark: Any, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="not run: torch is not installed")
+    from pyspark.ml.linalg import Vectors
+
     from horovod.spark.torch import TorchEstimator
 
-    frame = spark.createDataFrame([(float(x), 2.0 * x + 1.0) for x in range(-8, 8)], "x double, y double")
+    frame = spark.createDataFrame([(Vectors.dense([x]), 2.0 * x + 1.0) for x in range(-8, 8)], ["x", "y"])
     model = torch.nn.Linear(1, 1)
     estimator = TorchEstimator(
         store=LocalStore(str(tmp_path)),
@@ -182,12 +184,12 @@ def test_an_estimator_fits_and_its_model_transforms(where: str, spark: Any, tmp_
         loss=torch.nn.MSELoss(),
         feature_cols=["x"],
         label_cols=["y"],
-        input_shapes=[[-1, 1]],
         batch_size=4,
         epochs=40,
         verbose=0,
     )
     with changed_environment(HOROVOD_SPARK_SUPERVISOR=where):
-        trained = estimator.fit(frame)
+        trained = estimator.fit(frame)  # in as many ranks as Spark's default parallelism
+    assert default_num_proc() == 2
     rows = trained.transform(frame).collect()
     assert len(rows) == 16 and all(abs(row.y__output - row.y) < 0.3 for row in rows)

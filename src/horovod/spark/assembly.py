@@ -58,7 +58,7 @@ class OfSpark(Protocol):
 
 
 class Ended(NamedTuple, Generic[_Answer]):
-    """What the process that supervised the job has left: the answers by rank, its exit code, and the cause."""
+    """The end of the process that supervised the job: the answers by rank, its exit code, and the cause."""
 
     answers: list[_Answer]
     code: int

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What task 0 brings from a job that it has supervised, as rows of Spark: a kind, a number and bytes.
+"""Rows of Spark by which task 0 brings the end of a job that it has supervised: a kind, a number and bytes.
 
 ("stdout" or "stderr", 0, bytes)   what the ranks printed, in order
 ("answer", rank, bytes)            a piece of a rank's answer
