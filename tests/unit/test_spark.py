@@ -23,7 +23,7 @@ from horovod.spark.connect import Session
 from horovod.spark.gpus import GpusError, RankGpus, TaskGpus, assign
 from horovod.spark.job import reason_in
 from horovod.spark.slots import NoSlotsError, most_slots, wait_for_slots
-from horovod.spark.task import get_available_devices, rows
+from horovod.spark.task import get_available_devices, outcome
 
 
 class Clock:
@@ -287,25 +287,25 @@ def test_an_estimators_ranks_get_the_drivers_variables_but_for_those_of_its_mach
 
 def test_what_task_0_brings_is_what_the_driver_gets(monkeypatch: pytest.MonkeyPatch) -> None:
     """The output keeps its order and its end, answers travel in pieces, and an error is raised as it is."""
-    monkeypatch.setattr(rows, "_PIECE_BYTES", 8)
-    output = rows.Output(40, log := io.StringIO())
+    monkeypatch.setattr(outcome, "_PIECE_BYTES", 8)
+    output = outcome.Output(40, log := io.StringIO())
     for count, stream in enumerate(("stdout", "stderr", "stdout", "stderr")):
         output.stream(stream).write(f"{count} of the lines\n")
     data = [pickle.dumps(Answer(rank, value=[rank] * 9)) for rank in (0, 1)]
-    end = rows.rows_of_end(data, 0, Conclusion(), ["a", "b"])
-    came = rows.Came([*output.rows(), *end])
+    end = outcome.rows_of_end(data, 0, Conclusion(), ["a", "b"])
+    came = outcome.Came([*output.rows(), *end])
     lost = "horovod.spark: 30 bytes of output came before this; the log of task 0 has them\n"
     assert came.output == [("stderr", lost), ("stdout", "2 of the lines\n"), ("stderr", "3 of the lines\n")]
     assert log.getvalue().startswith("0 of the lines\n1 of")
     assert came.results("f", 2) == [[0] * 9, [1] * 9]
     failed = pickle.dumps(Answer(1, error=KeyError("x"), traceback="a trace"))
     with pytest.raises(KeyError) as caught:
-        rows.Came(rows.rows_of_end([data[0], failed], 1, Conclusion("why"), ["a", "b"])).results("f", 2)
+        outcome.Came(outcome.rows_of_end([data[0], failed], 1, Conclusion("why"), ["a", "b"])).results("f", 2)
     assert "rank 1 on host b:\na trace" in str(caught.value.__cause__)
     with pytest.raises(RuntimeError, match="no result from rank 0, 1\nwhy"):
-        rows.Came(rows.rows_of_end([b"", b""], 1, Conclusion("why"), ["a", "b"])).results("f", 2)
+        outcome.Came(outcome.rows_of_end([b"", b""], 1, Conclusion("why"), ["a", "b"])).results("f", 2)
     with pytest.raises(TimeoutError, match="late"):
-        rows.Came(rows.rows_of_error(TimeoutError("late"))).results("f", 2)
+        outcome.Came(outcome.rows_of_error(TimeoutError("late"))).results("f", 2)
 
 
 def test_a_job_supervised_in_task_0_needs_a_barrier(monkeypatch: pytest.MonkeyPatch) -> None:

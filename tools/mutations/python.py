@@ -21,7 +21,7 @@ ROWS: tuple[Mutation, ...] = (
         'return sorted(tasks, key=lambda one: hosts.index((one["hostname"], one["machine"])))', "return tasks",
         "the ranks of a host are apart, so that data crosses the network more often",
         "tests/unit/test_spark.py -k neighbours"),
-    row("first-output-in-place-of-the-last", "src/horovod/spark/task/rows.py",
+    row("first-output-in-place-of-the-last", "src/horovod/spark/task/outcome.py",
         "gone = len(self._parts.popleft()[1])", "gone = len(self._parts.pop()[1])",
         "of long output, the driver gets the beginning without the error at the end",
         "tests/unit/test_spark.py -k task_0_brings"),

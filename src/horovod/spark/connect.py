@@ -11,7 +11,7 @@ from horovod.launcher.options.hosts import is_local as is_own_host
 from horovod.spark.assembly import addresses_on
 from horovod.spark.job import SparkJob, active_context, no_session
 from horovod.spark.slots import is_local, slots_now
-from horovod.spark.task.rows import Row
+from horovod.spark.task.outcome import Row
 
 __all__ = ["ConnectSession", "Session", "active_session"]
 

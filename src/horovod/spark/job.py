@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from horovod.spark.task.rows import Row
+from horovod.spark.task.outcome import Row
 
 __all__ = ["SparkJob", "active_context", "no_session", "reason_in", "supervised_task_of", "task_of"]
 

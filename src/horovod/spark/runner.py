@@ -29,7 +29,7 @@ from horovod.spark.assembly import PROGRESS_S, SPARK_END_S, Assembly, late, prog
 from horovod.spark.connect import active_session
 from horovod.spark.job import SparkJob, supervised_task_of, task_of
 from horovod.spark.slots import is_local, wait_for_slots
-from horovod.spark.task.rows import Came
+from horovod.spark.task.outcome import Came
 from horovod.world.network import interface_address
 from horovod.world.secret import new_secret
 

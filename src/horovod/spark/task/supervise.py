@@ -2,7 +2,7 @@
 """A task of a job that task 0 supervises, because executors need not reach the driver. Each task is a rank, too.
 
 Task 0 starts the supervising process, as the driver would do, and tells the others where it is by the barrier's
-allGather. What it has at the end it brings as rows (rows.py). If Spark ends task 0, the kernel tells that process,
+allGather. What it has at the end it brings as rows (outcome.py). If Spark ends task 0, the kernel tells that process,
 which ends the job.
 """
 
@@ -19,8 +19,8 @@ from typing import Any
 
 from horovod.launcher.function.supervised import Supervised
 from horovod.spark.assembly import Assembly, Ended, addresses_on
+from horovod.spark.task.outcome import Output, Row, rows_of_end, rows_of_error
 from horovod.spark.task.relay import relay
-from horovod.spark.task.rows import Output, Row, rows_of_end, rows_of_error
 
 __all__ = ["supervise"]
 
