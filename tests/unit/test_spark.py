@@ -16,7 +16,7 @@ import horovod.spark
 from horovod.launcher.function.run_task import Answer
 from horovod.launcher.job.supervision import Conclusion
 from horovod.settings import changed_environment
-from horovod.spark import assembly, runner
+from horovod.spark import assembly, job, runner
 from horovod.spark.assembly import Assembly
 from horovod.spark.common.backend import SparkBackend
 from horovod.spark.connect import Session
@@ -199,30 +199,30 @@ def test_the_number_of_processes_is_inferred(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_tasks_of_another_version_are_told_in_one_report() -> None:
-    job = Assembly("horovod.spark.run", 2, print)
+    tasks = Assembly("horovod.spark.run", 2, print)
     one = {"event": "refused", "version": "0.1", "python": "/usr/bin/python3 (Python 3.11.2)"}
-    job._on_event({**one, "index": 0, "hostname": "a"}, None)  # type: ignore[arg-type]
+    tasks._on_event({**one, "index": 0, "hostname": "a"}, None)  # type: ignore[arg-type]
     with pytest.raises(RuntimeError) as caught:
-        job._on_event({**one, "index": 1, "hostname": "b"}, None)  # type: ignore[arg-type]
+        tasks._on_event({**one, "index": 1, "hostname": "b"}, None)  # type: ignore[arg-type]
     assert str(caught.value).splitlines()[:3] == [
         f"horovod.spark.run: the driver has hvd {horovod.__version__}, but 2 of 2 tasks have another version",
         "  host a has hvd 0.1 in /usr/bin/python3 (Python 3.11.2)",
         "  host b has hvd 0.1 in /usr/bin/python3 (Python 3.11.2)",
     ]
-    assert job._progress(12.0, 600.0) == "0 of 2 tasks run after 12 s; the job ends in 588 s (start_timeout)"
-    job._here = {index: {"hostname": name} for index, name in enumerate("aba")}
-    assert job._progress(12.0, 600.0).startswith("3 of 2 tasks run after 12 s (hosts a:2 b:1); the job ends")
-    assert "3 of 2 tasks came within 5 s: task 0 on a, task 1 on b, task 2 on a\nhint: " in job._late(5.0)
+    assert tasks._progress(12.0, 600.0) == "0 of 2 tasks run after 12 s; the job ends in 588 s (start_timeout)"
+    tasks._here = {index: {"hostname": name} for index, name in enumerate("aba")}
+    assert tasks._progress(12.0, 600.0).startswith("3 of 2 tasks run after 12 s (hosts a:2 b:1); the job ends")
+    assert "3 of 2 tasks came within 5 s: task 0 on a, task 1 on b, task 2 on a\nhint: " in tasks._late(5.0)
 
 
 def test_only_the_ranks_of_the_executor_that_was_lost_first_end_with_it() -> None:
     """Spark ends the other tasks of the stage, whose agents are lost, too."""
-    job = Assembly("horovod.spark.run", 4, print)
-    job._names = [f"task {rank}" for rank in range(4)]
-    job._order = [{"hostname": "b", "executor": executor} for executor in (5, 7, 7, 5)]
+    tasks = Assembly("horovod.spark.run", 4, print)
+    tasks._names = [f"task {rank}" for rank in range(4)]
+    tasks._order = [{"hostname": "b", "executor": executor} for executor in (5, 7, 7, 5)]
     spark = SimpleNamespace(why=lambda: "Spark job has failed: executor 3 was lost: 137")
     end = Conclusion("the words of the job", lost=("task 2", "task 0", "task 1", "task 3"))
-    assert str(job._failed(spark, end)).splitlines() == [  # type: ignore[arg-type]
+    assert str(tasks._failed(spark, end)).splitlines() == [  # type: ignore[arg-type]
         "horovod.spark.run: Spark job has failed: executor 3 was lost: 137; ranks 1, 2 on b ended with it",
         "the words of the job",
     ]
@@ -306,6 +306,15 @@ def test_what_task_0_brings_is_what_the_driver_gets(monkeypatch: pytest.MonkeyPa
         outcome.Came(outcome.rows_of_end([b"", b""], 1, Conclusion("why"), ["a", "b"])).results("f", 2)
     with pytest.raises(TimeoutError, match="late"):
         outcome.Came(outcome.rows_of_error(TimeoutError("late"))).results("f", 2)
+
+
+def test_a_task_of_another_version_says_so_before_it_supervises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "__version__", "0.0.1")
+    task = job.supervised_task_of({})
+    with pytest.raises(
+        RuntimeError, match="the driver has hvd 0.0.1, but host .* has hvd .* in .*\nhint: install hvd 0"
+    ):
+        task(0, iter(()))
 
 
 def test_a_job_supervised_in_task_0_needs_a_barrier(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from horovod import __version__
 from horovod.spark.task.outcome import Row
 
 __all__ = ["SparkJob", "active_context", "no_session", "reason_in", "supervised_task_of", "task_of"]
@@ -135,9 +136,22 @@ def task_of(
 
 
 def supervised_task_of(plan: dict[str, Any]) -> Callable[[int, Iterator[Any]], Iterator[Row]]:
-    """Returns the function of a task of a job that task 0 supervises."""
+    """Returns the function of a task of a job that task 0 supervises. `plan`: the arguments of supervise."""
+
+    version = __version__
 
     def task(index: int) -> Iterator[Row]:
+        import socket
+        import sys
+
+        import horovod
+
+        if horovod.__version__ != version:
+            raise RuntimeError(
+                f"horovod.spark.run: the driver has hvd {version}, but host {socket.gethostname()} has hvd "
+                f"{horovod.__version__} in {sys.executable}\n"
+                f"hint: install hvd {version} into the Python of the executors; spark.pyspark.python names another one"
+            )
         from horovod.spark.task.supervise import supervise
 
         return supervise(index, **plan)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import codecs
 import collections
 import dataclasses
+import itertools
 import json
 import pickle
 import threading
@@ -59,8 +60,8 @@ class Output:
         if self._lost:
             text = f"horovod.spark: {self._lost} bytes of output came before this; the log of task 0 has them\n"
             yield "stderr", 0, text.encode()
-        for stream, data in self._parts:
-            yield stream, 0, data
+        for stream, parts in itertools.groupby(self._parts, key=lambda part: part[0]):
+            yield stream, 0, b"".join(data for _, data in parts)
 
 
 @dataclasses.dataclass
