@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -267,6 +268,30 @@ def test_the_cache_is_written_once_mapped_later_and_removed_by_its_last_user(
     second.close()
     second.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_caches_of_other_data_are_made_while_unused_ones_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder may be gone between its making and its lock."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def make(name: str) -> None:
+        for number in range(300):
+            ArrowCache(f"{name}{number}").close()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(make, "abcd"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_is_gone_says_who_reads_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"x": [1, 2]}), path)
+    with ParquetReader(str(path)) as reader:
+        path.unlink()
+        with pytest.raises(FileNotFoundError, match="a.parquet cannot be read: No such file.*\nhint: the path must be"):
+            list(reader)
 
 
 def test_a_cache_that_cannot_be_written_still_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

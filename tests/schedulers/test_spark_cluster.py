@@ -132,6 +132,25 @@ def test_an_elastic_job_goes_on_with_a_task_in_place_of_a_lost_one(spark: Any, w
     assert done == [(0, 2, True), (1, 2, True)], errors.getvalue()
 
 
+def read_and_kill(rows: Any, what: str) -> None:
+    import horovod.core as hvd
+
+    hvd.init()
+    assert sum(len(batch["id"]) for batch in rows) == 500
+    if hvd.rank() == 1:
+        kill_above(what)
+    signal.pause()
+
+
+@pytest.mark.parametrize("what", ["pyspark.daemon", "CoarseGrainedExecutorBackend"])
+def test_no_rows_are_left_on_a_disk_if_a_task_or_an_executor_is_killed(spark: Any, what: str) -> None:
+    quiet = {"stdout": io.StringIO(), "stderr": io.StringIO(), "verbose": 0}
+    with pytest.raises(RuntimeError, match="Spark job has failed: .*; rank 1 on .* ended with it"):
+        horovod.spark.run_on_dataframe(read_and_kill, spark.range(1000), (what,), num_proc=2, **quiet)
+    assert_nothing_is_left()
+    assert not list(Path(spark.conf.get("spark.local.dir")).rglob("horovod-rows-*"))
+
+
 DRIVER = """
 import signal, sys
 from pathlib import Path

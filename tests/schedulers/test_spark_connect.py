@@ -167,6 +167,20 @@ def test_an_elastic_job_is_refused_by_name() -> None:
         horovod.spark.run_elastic(train, (1.0,), num_proc=2)
 
 
+def count(rows: Any) -> list[int]:
+    return [int(value) for batch in rows for value in batch["id"]]
+
+
+@pytest.mark.thorough
+def test_ranks_read_the_rows_of_a_frame(spark: Any) -> None:
+    given = {"num_proc": 2, "verbose": 0, "stdout": io.StringIO(), "stderr": io.StringIO()}
+    first, second = horovod.spark.run_on_dataframe(count, spark.range(100), **given)
+    assert len(first) == len(second) == 50 and sorted(first + second) == list(range(100))
+    text = "is task, but the driver decides which rows a rank reads\nhint: "
+    with changed_environment(HOROVOD_SPARK_SUPERVISOR="task"), pytest.raises(ValueError, match=text):
+        horovod.spark.run_on_dataframe(count, spark.range(100), **given)
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("where", IN)
 def test_an_estimator_fits_and_its_model_transforms(where: str, spark: Any, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -20,6 +21,7 @@ from support.spark import session
 import horovod
 from horovod.spark.common import util
 from horovod.spark.common.backend import Backend
+from horovod.spark.common.datamodule import DataModule
 from horovod.spark.common.store import LocalStore, Store
 
 torch = pytest.importorskip("torch", reason="not run: torch is not installed")
@@ -199,7 +201,7 @@ def test_an_estimator_and_a_model_are_saved_and_resume(
     assert more.getOptimizer().param_groups[0]["lr"] == pytest.approx(0.01)
 
 
-def keras_estimator(store: Store, **others: Any) -> Any:
+def keras_estimator(store: Store | None, **others: Any) -> Any:
     import keras
 
     from horovod.spark.keras import KerasEstimator
@@ -257,6 +259,73 @@ def test_the_features_are_all_columns_without_another_use(xor: Any, store: Local
     model = torch_estimator(store, **options, epochs=1).fit(frame)
     assert model.getFeatureColumns() == ["a", "b"] and model.getHistory()[0]["train"]["loss"] < 0.8
     assert model.transform(frame.limit(3)).schema["y__output"].dataType.simpleString() == "double"
+
+
+def test_without_a_store_the_rows_go_straight_to_the_ranks(xor: Any, tmp_path: Path) -> None:
+    given = {"backend": None, "num_proc": 2, "validation": "held", "sample_weight_col": "w", "metrics": [accuracy]}
+    with contextlib.chdir(tmp_path):
+        model = torch_estimator(None, **given, input_shapes=[[-1, 2]]).fit(xor)
+    history = model.getHistory()
+    assert history[-1]["train"]["loss"] < 0.2 < history[0]["train"]["loss"]
+    assert history[-1]["validation"]["all_metrics"][0]["group_0_y"] > 0.98
+    assert model.transform(xor.limit(9)).schema["y__output"].dataType.simpleString() == "int"
+    assert not list(tmp_path.iterdir())
+
+    def refused(text: str, df: Any = xor, **others: Any) -> None:
+        with pytest.raises(ValueError, match=text):
+            torch_estimator(None, **{"backend": None, "num_proc": 2, **others}).fit(df)
+
+    refused("TorchEstimator has no store, and run_id names a run in the store\nhint: store=Store.create", run_id="a")
+    refused("has no store, and its backend, Ranks, has no run_with_rows\nhint: ", backend=Ranks(), num_proc=None)
+    refused("has no store, and its data_module reads files of a store\nhint: ", data_module=DataModule)
+    refused("column `v` has 2 values in a row, and its shape .* has 3", input_shapes=[[-1, 3]])
+    refused("validation='held' leaves no rows for validation", xor.where("not held"), validation="held")
+    with pytest.raises(ValueError, match="has no store, and fit_on_parquet reads what is there\nhint: store=Store"):
+        torch_estimator(None).fit_on_parquet()
+
+
+@pytest.mark.thorough
+def test_a_keras_model_is_trained_without_a_store(xor: Any) -> None:
+    model = keras_estimator(None, backend=None, num_proc=2, validation=0.2).fit(xor)
+    history = model.getHistory()
+    assert history["loss"][-1] < 0.2 and history["val_accuracy"][-1] > 0.98
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_a_keras_model_is_trained_on_another_backend_of_keras(
+    xor: Any, store: LocalStore, capfd: pytest.CaptureFixture[str], backend: str
+) -> None:
+    import keras
+
+    class Tell(keras.callbacks.Callback):
+        def on_train_begin(self, logs: Any = None) -> None:
+            import keras
+
+            print(f"trained on {keras.backend.backend()}")
+
+    given = {"validation": "held", "callbacks": [Tell()], "backend_env": {"KERAS_BACKEND": backend}}
+    history = keras_estimator(store, **given).fit(xor).getHistory()
+    assert history["loss"][-1] < 0.2 and history["val_accuracy"][-1] > 0.98
+    assert capfd.readouterr().out.count(f"trained on {backend}\n") == 2
+
+
+def test_a_store_that_spark_cannot_write_is_named(xor: Any) -> None:
+    text = 'Spark cannot write to the store: memory://a/.*: No FileSystem for scheme "?memory"?\nhint: Spark\'s own'
+    with pytest.raises(OSError, match=text):
+        torch_estimator(Store.create("memory://a")).fit(xor)
+
+
+@pytest.mark.thorough
+def test_indices_of_spark_ml_are_classes_for_a_loss_of_classes(xor: Any, store: LocalStore) -> None:
+    """They are of type double."""
+    layers = [network(), torch.nn.Linear(1, 2)]
+    given = {"model": torch.nn.Sequential(*layers), "loss": torch.nn.CrossEntropyLoss(), "backend": Ranks(1)}
+    frame = xor.selectExpr("v", "double(y) y", "y + 0.5D odd")
+    assert torch_estimator(store, **given, epochs=1).fit(frame).getHistory()[0]["train"]["loss"] < 0.8
+    given["model"] = torch.nn.Sequential(*layers)
+    with pytest.raises(ValueError, match="takes indices of classes, and the label column has numbers that are not"):
+        torch_estimator(store, **given, epochs=1, label_cols=["odd"]).fit(frame)
 
 
 def test_a_frame_that_no_rank_can_read_is_refused_before_spark_runs(spark: Any, xor: Any, store: LocalStore) -> None:

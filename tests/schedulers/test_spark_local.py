@@ -48,8 +48,12 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def nothing_is_left(spark: Any) -> Iterator[None]:
     yield
     assert_nothing_is_left()
-    assert not spark.sparkContext.statusTracker().getActiveJobsIds()
+    until = time.monotonic() + SLACK_S
+    while active := spark.sparkContext.statusTracker().getActiveJobsIds():  # Spark notes an end a moment later
+        assert time.monotonic() < until, active
+        time.sleep(0.05)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("horovod")]
+    assert not list(Path(spark.conf.get("spark.local.dir")).rglob("horovod-rows-*"))
 
 
 def run(*arguments: Any, **more: Any) -> list[Any]:
@@ -283,6 +287,70 @@ def test_what_cannot_be_pickled_is_named() -> None:
         run(lambda: lock.locked())
     with pytest.raises(TypeError, match="horovod: the result of rank . cannot be pickled: cannot pickle"):
         run(threading.Lock, stdout=io.StringIO(), stderr=io.StringIO())
+
+
+def read(rows: Any, epochs: int) -> tuple[list[list[int]], dict[str, Any], int, bool]:
+    import horovod.core as hvd
+
+    batches = [list(rows) for _ in range(epochs)]
+    ids = [[number for batch in epoch for number in batch["id"].tolist()] for epoch in batches]
+    hvd.init()
+    first = batches[0][0]
+    assert all((batch["x"][:, 1] == 2 * batch["id"]).all() and batch["v"].shape[1] == 2 for batch in batches[0])
+    kinds = {name: (str(values.dtype), values.shape[1:]) for name, values in first.items()}
+    return ids, kinds, len(rows), os.path.exists(current_environment()["HOROVOD_SPARK_ROWS"])
+
+
+def frame_of(spark: Any, rows: int) -> Any:
+    from pyspark.ml.functions import array_to_vector
+
+    frame = spark.range(0, rows, 1, 7).selectExpr("id", "array(id, 2 * id) x", "array(double(id), 0.5D) v")
+    return frame.withColumn("v", array_to_vector("v"))
+
+
+def on_rows(*arguments: Any, **more: Any) -> list[Any]:
+    quiet = {"stdout": io.StringIO(), "stderr": io.StringIO(), "env": {"OMP_NUM_THREADS": "1"}}
+    return horovod.spark.run_on_dataframe(*arguments, **{"num_proc": 2, "verbose": 0, **quiet, **more})
+
+
+@pytest.mark.parametrize("rows", [1003, pytest.param(3, marks=pytest.mark.thorough)])
+def test_ranks_read_equally_many_rows_of_a_frame_and_no_row_twice(spark: Any, rows: int) -> None:
+    """Spark's partitions are of unequal length. The frame's row that is left out is another one in the next epoch."""
+    answers = on_rows(read, frame_of(spark, rows), (2,), batch_size=40)
+    share = rows // 2
+    kinds = {"id": ("int64", ()), "x": ("int64", (2,)), "v": ("float32", (2,))}
+    for ids, found, batches, is_there in answers:
+        assert [len(epoch) for epoch in ids] == [share, share] and found == kinds
+        assert batches == -(-share // 40) and not is_there
+    for epoch in (0, 1):
+        assert len({number for ids, *_ in answers for number in ids[epoch]}) == 2 * share
+    assert {number for ids, *_ in answers for epoch in ids for number in epoch} == set(range(rows))
+    assert rows < 40 or answers[0][0][0] != sorted(answers[0][0][0])
+
+
+def test_a_frame_that_ranks_cannot_read_is_refused(spark: Any) -> None:
+    def refused(kind: type[Exception], text: str, df: Any, fn: Any = read) -> None:
+        with pytest.raises(kind, match=text):
+            on_rows(fn, df, (1,))
+
+    text = "^horovod.spark.run_on_dataframe: the DataFrame has {} for 2 ranks\nhint: num_proc=1, or more data"
+    refused(ValueError, text.format("1 row"), spark.range(10).where("id = 7"))
+    refused(ValueError, text.format("0 rows"), spark.range(0))  # for which Spark starts no task
+    refused(ValueError, "column `m` is map<string,int>: no rank can", spark.range(9).selectExpr("map('a', 1) as m"))
+    refused(TypeError, "^horovod.spark.run_on_dataframe: func cannot be", spark.range(9), threading.Lock().acquire)
+
+
+@pytest.mark.thorough
+def test_an_error_of_the_frame_or_of_its_rows_is_told(spark: Any) -> None:
+    from pyspark.sql import functions
+
+    fails = functions.udf(lambda number: 1 // (number - 50), "long")
+    frame = spark.range(100)
+    text = "^horovod.spark.run_on_dataframe: Spark job has failed: ZeroDivisionError: "
+    with pytest.raises(RuntimeError, match=text):
+        on_rows(read, frame.select(fails("id")), (1,))
+    with pytest.raises(ValueError, match="column `id`, this rank's rows of the DataFrame, row .*: the value is null"):
+        on_rows(read, frame.selectExpr("if(id = 7, null, id) id"), (1,))
 
 
 def test_a_python_without_hvd_is_named(spark: Any, tmp_path: Path) -> None:

@@ -6,9 +6,11 @@ from __future__ import annotations
 import inspect
 import itertools
 import json
+import os
 import pickle
 import pkgutil
 import runpy
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -189,7 +191,9 @@ def test_what_cannot_work_is_refused_before_anything_is_written() -> None:
     assert "parameters that are not the model's\nhint" in refused(model=torch.nn.Linear(1, 1))
     assert "validation is 1.0: expected a fraction in [0, 1)" in refused(validation=1.0)
     assert "validation is True: expected a fraction or" in refused(validation=True)
-    assert "TorchEstimator has no store\nhint: store=Store.create" in refused(backend=Backend())
+    assert "TorchEstimator has no store, and fit_on_parquet reads what is there\nhint: store=Store.create" in refused(
+        backend=Backend()
+    )
 
 
 def test_a_store_is_chosen_by_its_url(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -247,6 +251,55 @@ def test_given_paths_take_the_place_of_those_of_the_prefix(tmp_path: Path) -> No
     assert store.get_checkpoint_path("r") is None and store.get_logs_path("r") is None
     assert store.get_checkpoint_filename() == "c" and not store.to_remote("r", None).saving_runs
     assert LocalStore("relative/x").get_runs_path() == f"file://{Path.cwd()}/relative/x/runs"
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "text"),
+    [
+        (
+            "{folder}/file/store",
+            OSError,
+            "file://{folder}/file/store cannot be written and read: NotADirectoryError: .*\nhint",
+        ),
+        ("s3:/bucket/a", ValueError, "'s3:/bucket/a' begins as a URL, and has no two slashes.*\nhint: s3://bucket"),
+        ("dbfs:/a", ValueError, "the store 'dbfs:/a' begins as a URL.*\nhint: .*dbfs:/ is for Databricks alone"),
+        ("s3://bucket/a", ImportError, "s3://bucket/a cannot be opened: .*s3fs.*\nhint: install that package in the"),
+        ("nowhere://a", OSError, "nowhere://a cannot be opened: Protocol not known: nowhere\nhint: is the URL right"),
+        ("hdfs://nowhere:1/a", OSError, "hdfs://nowhere:1/a cannot be opened: .*\nhint: .*needs libhdfs"),
+    ],
+)
+def test_a_store_without_access_names_the_path_and_the_reason(
+    tmp_path: Path, path: str, kind: type[Exception], text: str
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(kind, match=text.format(folder=tmp_path)):
+        Store.create(path.format(folder=tmp_path)).check_access()
+
+
+def test_a_folder_that_this_user_may_not_use_is_named() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        store = LocalStore(folder)
+        data = Path(folder) / "intermediate_train_data"
+        data.mkdir()
+        store.check_access()
+        assert not store.is_parquet_dataset(str(data)) and not [
+            path for path in data.parent.rglob("*") if path.is_file()
+        ]
+        data.chmod(0)
+        data.parent.chmod(0o555)
+        user = os.geteuid()
+        if user == 0:  # who may read anything
+            os.seteuid(65534)
+        try:
+            with pytest.raises(
+                OSError, match=f"{folder} cannot be written and read: PermissionError: .*\nhint: choose"
+            ):
+                store.check_access()
+            with pytest.raises(OSError, match=f"{data} cannot be listed: PermissionError: .*\nhint: may the user"):
+                util.get_simple_meta_from_parquet(store, ["y"], ["x"])
+        finally:
+            os.seteuid(user)
+            data.parent.chmod(0o755)
 
 
 def test_urls_of_hdfs() -> None:

@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from horovod.data import Group, Plan, shard
+from horovod.data.parquet import own_share
 from horovod.data.shuffle import pools_of
+from horovod.spark.task.rows import moves
 
 GROUPS = st.lists(st.integers(1, 40), min_size=1, max_size=12)
 
@@ -47,6 +49,29 @@ def test_the_rows_that_are_left_over_are_others_in_each_epoch(groups: list, size
     everything = {(group, row) for group, rows in enumerate(groups) for row in range(rows)}
     missed = [everything - rows for rows in read]
     assert sum(map(len, missed)) == len(set.union(*missed)) == left * len(read)
+
+
+@settings(deadline=None, max_examples=100)
+@given(GROUPS, st.integers(0, 3), st.booleans())
+def test_a_ranks_own_groups_are_read_in_equal_shares_that_leave_out_other_rows(
+    groups: list, left: int, shuffle: bool
+) -> None:
+    share = max(sum(groups) - left, 1)
+    epochs = [rows_of(own_share(groups, share, 1, epoch, shuffle)) for epoch in range(sum(groups))]
+    assert {(len(rows), len(set(rows))) for rows in epochs} == {(share, share)}
+    assert len(set(itertools.chain.from_iterable(epochs))) == sum(groups)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=12))
+def test_moved_rows_leave_each_rank_as_many_but_for_one(rows: list) -> None:
+    after = list(rows)
+    for giver, taker, count in moves(rows):
+        assert count > 0 and rows[giver] > rows[taker]
+        after[giver] -= count
+        after[taker] += count
+    assert max(after) - min(after) <= 1 and sum(after) == sum(rows)
+    assert (moves(rows) == []) == (max(rows) - min(rows) <= 1)
 
 
 def test_a_share_without_shuffling_keeps_the_order_and_a_border_group_is_cut() -> None:

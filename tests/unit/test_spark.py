@@ -170,6 +170,16 @@ LACKS = "the Python of host b lacks hvd: /usr/bin/python3 (Python 3.11.2): No mo
             "Spark job has failed: Operation has been canceled.",
         ),
         ("Answer from Java side is empty", "Spark job has failed: Answer from Java side is empty"),
+        (
+            "An exception was thrown from the Python worker:\nTraceback (most recent call last):\n"
+            '  File "a.py", line 1, in b\nValueError: of a function of the DataFrame',
+            "Spark job has failed: ValueError: of a function of the DataFrame",
+        ),
+        (
+            "[PYTHON_EXCEPTION] An exception was thrown from the Python worker: Traceback (most recent call last):\n"
+            '  File "a.py", line 1, in b\nOSError: [Errno 28] No space left on device\n SQLSTATE: 38000\n\tat org.a',
+            "Spark job has failed: OSError: [Errno 28] No space left on device",
+        ),
     ],
 )
 def test_the_reason_of_a_failed_spark_job_is_found_among_its_traces(text: str, reason: str) -> None:
@@ -314,7 +324,7 @@ def test_a_task_of_another_version_says_so_before_it_supervises(monkeypatch: pyt
     with pytest.raises(
         RuntimeError, match="the driver has hvd 0.0.1, but host .* has hvd .* in .*\nhint: install hvd 0"
     ):
-        task(0, iter(()))
+        task(0, None)
 
 
 def test_a_job_supervised_in_task_0_needs_a_barrier(monkeypatch: pytest.MonkeyPatch) -> None:

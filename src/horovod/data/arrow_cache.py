@@ -36,7 +36,7 @@ class ArrowCache:
         for other in base.glob(f"{_PREFIX}-{os.getuid()}-*"):
             if other != self.folder:
                 _remove_if_unused(other)
-        self._lock = self._locked()
+        self._lock: int | None = _locked(self.folder)
 
     def __call__(self, group: Group, decode: Callable[[], Any]) -> Any:
         """The group's table: mapped if it is there, else decoded and written."""
@@ -64,20 +64,23 @@ class ArrowCache:
             self._lock = None
             _remove_if_unused(self.folder)
 
-    def _locked(self) -> int | None:
-        while True:
-            self.folder.mkdir(mode=0o700, exist_ok=True)
-            if self.folder.stat().st_uid != os.getuid():
-                raise PermissionError(f"{self.folder} belongs to another user\nhint: set TMPDIR to your own folder")
-            lock = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+
+def _locked(folder: Path) -> int:
+    """Makes a folder of this user alone, unless it is there; returns a descriptor that holds a shared lock of it."""
+    while True:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # another process has removed it meanwhile
+            if folder.stat().st_uid != os.getuid():
+                raise PermissionError(f"{folder} belongs to another user\nhint: set TMPDIR to your own folder")
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
             fcntl.flock(lock, fcntl.LOCK_SH)
-            with contextlib.suppress(FileNotFoundError):
-                if os.stat(self.folder).st_ino == os.fstat(lock).st_ino:
-                    return lock
-            os.close(lock)  # another process has removed it meanwhile
+            if folder.exists() and folder.stat().st_ino == os.fstat(lock).st_ino:
+                return lock
+            os.close(lock)
 
 
 def _remove_if_unused(folder: Path) -> None:
+    """Removes a folder that no process has locked."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:

@@ -20,7 +20,7 @@ import numpy as np
 
 from horovod.core.wording import counted, quoted
 
-__all__ = ["Columns", "Group", "Piece", "Plan", "plan", "read", "shard"]
+__all__ = ["Columns", "Group", "Piece", "Plan", "own_share", "plan", "read", "shard"]
 
 Columns = dict[str, np.ndarray[Any, Any]]
 ALIVE_GROUPS = 2  # decoded, and not yet handed on
@@ -47,11 +47,15 @@ class Piece(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The row groups of a data set and the types of its columns. Small, and can be pickled or written as JSON."""
+    """The row groups of a data set and the types of its columns. Small, and can be pickled or written as JSON.
+
+    With a `share`, the groups are record batches of Arrow files that one rank alone reads: as many rows in an epoch.
+    """
 
     groups: tuple[Group, ...]
     types: Mapping[str, str]
     storage_options: Mapping[str, Any] | None = None
+    share: int | None = None
 
     @property
     def rows(self) -> int:
@@ -62,6 +66,10 @@ class Plan:
     def nbytes(self) -> int:
         """The decoded size of all columns, as the footers say it."""
         return sum(group.nbytes for group in self.groups)
+
+    def file_of(self, group: Group) -> str:
+        """A group's file, in words for an error."""
+        return group.file if self.share is None else "this rank's rows of the DataFrame"
 
     def to_json(self) -> str:
         """The plan as text, without the storage options, which may hold secrets."""
@@ -158,11 +166,21 @@ def shard(
             f"the data has {counted(total, 'row')}, fewer than the {counted(size, 'rank')}\n"
             f"hint: use at most {total} processes (num_proc), or more data"
         )
-    order = np.random.default_rng((seed, epoch)).permutation(len(rows)) if shuffle else np.arange(len(rows))
-    begin = (epoch * (total % size) + rank * share) % total
-    intervals = [(begin, min(begin + share, total)), (0, max(begin + share - total, 0))]
+    return _interval(rows, (epoch * (total % size) + rank * share) % total, share, seed, epoch, shuffle)
+
+
+def own_share(rows: Sequence[int], share: int, seed: int = 0, epoch: int = 0, shuffle: bool = True) -> list[Piece]:
+    """As `shard`, for groups that one rank alone reads: `share` rows of them. What is left out differs by the epoch."""
+    total = sum(rows)
+    return _interval(rows, epoch * (total - share) % total, share, seed, epoch, shuffle)
+
+
+def _interval(rows: Sequence[int], begin: int, length: int, seed: int, epoch: int, shuffle: bool) -> list[Piece]:
+    """The pieces of an interval of the circle that the groups make."""
+    total = sum(rows)
+    order = np.random.default_rng((seed, epoch)).permutation(len(rows)) if shuffle else range(len(rows))
     pieces = []
-    for low, high in intervals:
+    for low, high in ((begin, min(begin + length, total)), (0, max(begin + length - total, 0))):
         at = 0
         for group in map(int, order):
             start, stop = max(low - at, 0), min(high - at, rows[group])
@@ -200,7 +218,7 @@ def read(
                 if values.shape[1:] != shapes.setdefault(name, values.shape[1:]):
                     group = data.groups[piece.group]
                     raise ValueError(
-                        f"column {quoted(name)} has {_sizes(values.shape[1:])} in {group.file}, row "
+                        f"column {quoted(name)} has {_sizes(values.shape[1:])} in {data.file_of(group)}, row "
                         f"{group.first_row + piece.start}, and {_sizes(shapes[name])} before\n"
                         "hint: all values of a column need one shape"
                     )
@@ -234,20 +252,39 @@ class _Source:
         table = self._tables(group, lambda: self._table(group)) if self._tables else self._table(group)
         rows = table.slice(piece.start, piece.stop - piece.start)
         first_row = group.first_row + piece.start
-        found = {name: to_numpy(rows.column(name), name, group.file, first_row) for name in self._columns}
+        file = self._plan.file_of(group)
+        found = {name: to_numpy(rows.column(name), name, file, first_row) for name in self._columns}
         if len(rows) < group.rows:  # no view, which would keep the whole group
             return {name: values.copy() for name, values in found.items()}
         return found
 
     def _table(self, group: Group) -> Any:
+        if self._plan.share is not None:
+            return _mapped(group, self._columns)
         from pyarrow import parquet
 
         fs, inside = filesystem(group.file, self._plan.storage_options)
-        with fs.open(inside, "rb") as raw:
+        try:
+            raw = fs.open(inside, "rb")
+        except (FileNotFoundError, PermissionError) as error:
+            raise type(error)(
+                f"{group.file} cannot be read: {error.strerror or error}\n"
+                "hint: the path must be there on the machine of each rank, and its user must be allowed to read it"
+            ) from None
+        with raw:
             # Without threads of Arrow's own: there are as many decoders as the user asked for.
             file = parquet.ParquetFile(raw, metadata=self._footers.get(group.file))
             self._footers.setdefault(group.file, file.metadata)
             return file.read_row_group(group.number, columns=list(self._columns), use_threads=False)
+
+
+def _mapped(group: Group, columns: Sequence[str]) -> Any:
+    """A record batch of an Arrow file, as a table that views the file."""
+    import pyarrow as pa
+
+    with pa.memory_map(group.file) as file:
+        batch = pa.ipc.open_file(file).get_batch(group.number)
+    return pa.Table.from_batches([batch]).select(list(columns))
 
 
 def to_numpy(column: Any, name: str, file: str, first_row: int) -> np.ndarray[Any, Any]:

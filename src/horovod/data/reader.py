@@ -93,7 +93,9 @@ class ParquetReader:
         self._epoch = self._row = 0
         self._running: _Epoch | None = None
         self._is_closed = False
-        self._cache = ArrowCache(self.plan.to_json() + repr(self.columns), cache == "memory") if cache else None
+        is_local = self.plan.share is not None  # decoded files on this machine, which need no cache
+        key = self.plan.to_json() + repr(self.columns)
+        self._cache = ArrowCache(key, cache == "memory") if cache and not is_local else None
 
     def __len__(self) -> int:
         """The number of batches of an epoch; the same on all ranks."""
@@ -146,6 +148,8 @@ class ParquetReader:
         self.close()
 
     def _pieces(self, epoch: int) -> list[parquet.Piece]:
+        if self.plan.share is not None:
+            return parquet.own_share(self._rows_of_groups, self.plan.share, self.seed, epoch, self.shuffle)
         return parquet.shard(self._rows_of_groups, self.rank, self.size, self.seed, epoch, self.shuffle)
 
     def _default_buffer(self) -> int:

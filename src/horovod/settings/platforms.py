@@ -13,7 +13,7 @@ __all__ = ["PlatformSettings"]
 
 @dataclasses.dataclass(frozen=True)
 class PlatformSettings:
-    """horovod.spark.run reads them in the driver, and sets the last one for its ranks."""
+    """horovod.spark.run reads them in the driver, and sets the last two for its ranks."""
 
     spark_start_timeout_s: float = setting(
         "HOROVOD_SPARK_START_TIMEOUT",
@@ -41,4 +41,10 @@ class PlatformSettings:
         kinds.text(),
         "",
         "Set by horovod.spark.run: the addresses of the GPUs that Spark gave the task of this rank, with commas.",
+    )
+    spark_rows: str = setting(
+        "HOROVOD_SPARK_ROWS",
+        kinds.text(),
+        "",
+        "Set by horovod.spark.run_on_dataframe: the folder of the rows of this rank.",
     )

@@ -85,6 +85,7 @@ class Assembly:
         self._here: dict[int, dict[str, Any]] = {}  # the tasks that have come, by index
         self._refused: dict[int, dict[str, Any]] = {}  # those of another version
         self._started = False
+        self._make_task: Callable[[list[dict[str, Any]]], object] | None = None  # writes the ranks' task
         self._spark: OfSpark | None = None
         self._order: list[dict[str, Any]] = []  # the tasks by rank, once a job has started that is not elastic
         self._names: list[str] = []  # of their agents
@@ -96,7 +97,7 @@ class Assembly:
 
     def run(
         self,
-        task: bytes,
+        task: bytes | Callable[[list[dict[str, Any]]], bytes],
         stdout: Any,
         stderr: Any,
         begin: Callable[[Supervised, int], OfSpark | None],
@@ -106,6 +107,7 @@ class Assembly:
     ) -> Ended[_Answer]:
         """Supervises the job to its end.
 
+        `task`: of the ranks; a function gets what the tasks say, in rank order, and gives it.
         `begin` gets the port that the tasks come to, and starts Spark's job, unless this runs inside of it. `take` gets
         each rank and the file with its answer. `begun`: since when start_timeout counts. `plan`: of launcher/function/
         supervised.py.
@@ -113,7 +115,10 @@ class Assembly:
         places = self._size if self._elastic is None else self._elastic["max_np"]
         with contextlib.ExitStack() as stack:
             paths = memory(stack, ["task", *(f"result-{rank}" for rank in range(places)), "conclusion"])
-            Path(paths[0]).write_bytes(task)
+            if isinstance(task, bytes):
+                Path(paths[0]).write_bytes(task)
+            else:
+                self._make_task = lambda tasks: Path(paths[0]).write_bytes(task(tasks))
             files = {"task": paths[0], "answers": paths[1:-1], "conclusion": paths[-1]}
             plan = {**plan, "size": places, "elastic": self._elastic, "terms": _TERMS}
             supervised = Supervised(stdout, stderr, **files, **plan)
@@ -158,6 +163,8 @@ class Assembly:
                         self._on_event(event, supervised)
                 if spark is not None and spark in ready:
                     selector.unregister(spark)
+                    if spark.error is None and self._make_task is not None and not self._here:
+                        self._make_task([])  # Spark starts no task for a DataFrame that it knows to be empty
                     if spark.error is not None and (not self._started or self._elastic or spark.was_cancelled):
                         raise self._failed(spark)
                     give_up_at = time.monotonic() + SPARK_END_S
@@ -190,6 +197,8 @@ class Assembly:
             supervised.order("start", agents=None)
             return
         self._order = _by_host(list(self._here.values()))
+        if self._make_task is not None:
+            self._make_task(self._order)
         places = places_of(self._order)
         self._names = names = [
             f"task {one['index']} on {place['hostname']}" for one, place in zip(self._order, places, strict=True)

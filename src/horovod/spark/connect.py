@@ -4,18 +4,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
 from typing import Any
 
 from horovod.launcher.options.hosts import is_local as is_own_host
 from horovod.spark.assembly import addresses_on
-from horovod.spark.job import SparkJob, active_context, no_session
+from horovod.spark.job import SCHEMA, SparkJob, Task, active_context, in_arrow, no_session, tuples
 from horovod.spark.slots import is_local, slots_now
 from horovod.spark.task.outcome import Row
 
 __all__ = ["ConnectSession", "Session", "active_session"]
 
-_SCHEMA = "kind string, number long, data binary"
 _DYNAMIC = "spark.dynamicAllocation.enabled"
 _CONF = ("spark.master", "spark.authenticate", "spark.network.crypto.enabled", "spark.ssl.enabled", _DYNAMIC)
 _IN_TASK = "with HOROVOD_SPARK_SUPERVISOR=task they need not"
@@ -56,12 +54,12 @@ class Session:
         """How many tasks can run at a time; None if Spark does not tell."""
         return slots_now(self._context)
 
-    def refuse(self, name: str, in_task: bool, elastic: bool) -> None:
+    def refuse(self, name: str, in_task: bool, elastic: bool, has_rows: bool) -> None:
         """Raises an error if a job cannot run so."""
-        if in_task and elastic:
+        if in_task and (elastic or has_rows):
+            why = "an elastic job outlives its tasks" if elastic else "the driver decides which rows a rank reads"
             raise ValueError(
-                f"{name}: HOROVOD_SPARK_SUPERVISOR is task, but an elastic job outlives its tasks\n"
-                "hint: HOROVOD_SPARK_SUPERVISOR=driver"
+                f"{name}: HOROVOD_SPARK_SUPERVISOR is task, but {why}\nhint: HOROVOD_SPARK_SUPERVISOR=driver"
             )
         if in_task and self.is_dynamic:
             raise ValueError(
@@ -69,9 +67,9 @@ class Session:
                 "spark.dynamicAllocation.enabled\nhint: HOROVOD_SPARK_SUPERVISOR=driver, or no dynamic allocation"
             )
 
-    def job(self, number: int, size: int, barrier: bool) -> SparkJob:
-        """`barrier`: see SparkJob."""
-        return SparkJob(self._context, number, size, barrier)
+    def job(self, number: int, size: int, barrier: bool, frame: Any = None) -> SparkJob:
+        """`barrier`, `frame`: see SparkJob."""
+        return SparkJob(self._context, number, size, barrier, frame)
 
 
 class ConnectSession(Session):
@@ -102,24 +100,24 @@ class ConnectSession(Session):
     def slots(self) -> int | None:
         return None
 
-    def refuse(self, name: str, in_task: bool, elastic: bool) -> None:
+    def refuse(self, name: str, in_task: bool, elastic: bool, has_rows: bool) -> None:
         if elastic:
             raise NotImplementedError(
                 f"{name} does not work with Spark Connect, which cannot start a single task again\n"
                 "hint: horovod.spark.run does; or run the script with a classic session, by spark-submit or "
                 "SparkSession.builder.master(...)"
             )
-        super().refuse(name, in_task, elastic)
+        super().refuse(name, in_task, elastic, has_rows)
 
-    def job(self, number: int, size: int, barrier: bool) -> SparkJob:
-        return _ConnectJob(self._session, number, size, barrier)
+    def job(self, number: int, size: int, barrier: bool, frame: Any = None) -> SparkJob:
+        return _ConnectJob(self._session, number, size, barrier, frame)
 
 
 class _ConnectJob(SparkJob):
     """A job whose group is a tag of its operation."""
 
-    def __init__(self, session: Any, number: int, size: int, barrier: bool) -> None:
-        super().__init__(None, number, size, barrier)
+    def __init__(self, session: Any, number: int, size: int, barrier: bool, frame: Any) -> None:
+        super().__init__(None, number, size, barrier, frame)
         self._session = session
         self._runs = not hasattr(session, "registerProgressHandler")  # a client before Spark 4 learns nothing
 
@@ -132,25 +130,21 @@ class _ConnectJob(SparkJob):
     def _interrupt(self) -> None:
         self._session.interruptTag(self._group)
 
-    def _collect(self, task: Callable[[int, Iterator[Any]], Iterator[Row]]) -> list[Row]:
-        def batches(_: Iterator[Any]) -> Iterator[Any]:
-            import pyarrow as pa
-            from pyspark import TaskContext
-
-            for kind, number, data in task(TaskContext.get().partitionId(), iter(())):
-                yield pa.RecordBatch.from_pydict({"kind": [kind], "number": [number], "data": [data]})
-
+    def _collect(self, task: Task) -> list[Row]:
         def look(*_: Any, inflight_tasks: int, **__: Any) -> None:
             self._runs = self._runs or inflight_tasks > 0
 
-        tasks = self._session.range(0, self._size, 1, self._size)
+        if self._frame is None:
+            tasks = self._session.range(0, self._size, 1, self._size)
+        else:
+            tasks = self._frame.repartition(self._size)
         self._session.addTag(self._group)
         with contextlib.ExitStack() as stack:
             if not self._runs:
                 self._session.registerProgressHandler(look)
                 stack.callback(self._session.removeProgressHandler, look)
-            rows = tasks.mapInArrow(batches, _SCHEMA, barrier=self._barrier).collect()
-        return [(row.kind, row.number, bytes(row.data)) for row in rows]
+            mapped = in_arrow(task, self._frame is not None)
+            return tuples(tasks.mapInArrow(mapped, SCHEMA, barrier=self._barrier).collect())
 
 
 def active_session(name: str) -> Session:

@@ -12,16 +12,32 @@ from typing import Any
 from horovod import __version__
 from horovod.spark.task.outcome import Row
 
-__all__ = ["SparkJob", "active_context", "no_session", "reason_in", "supervised_task_of", "task_of"]
+__all__ = [
+    "SCHEMA",
+    "SparkJob",
+    "Task",
+    "active_context",
+    "in_arrow",
+    "no_session",
+    "reason_in",
+    "supervised_task_of",
+    "task_of",
+    "tuples",
+]
+
+Task = Callable[[int, Iterator[Any] | None], Iterator[Row]]  # gets its index, and its rows of a DataFrame
+SCHEMA = "kind string, number long, data binary"  # of rows
 
 _CANCEL_S = 0.5
 _FAILED = "Spark job has failed"
 _CANCELLED = re.compile("cancell?ed", re.IGNORECASE)
-_OWN = re.compile(r"RuntimeError: horovod\.spark\.run: (.+?)\s*(?:\n\s*\n|\n\s+at |\Z)", re.DOTALL)  # of a task (_task)
+_OWN = re.compile(
+    r"RuntimeError: horovod\.spark\.run: (.+?)\s*(?:\n\s*\n|\n\s+at |\n SQLSTATE|\Z)", re.DOTALL
+)  # of a task (_with_hvd)
 _LOST = re.compile(r"ExecutorLostFailure \(executor (\S+) .*?\) Reason: (.+)")
 _KILLED = re.compile(r"TaskKilled \((.+)\)")
 _RAISED = re.compile(
-    r"^((?:\w+\.)*\w+(?:Error|Exception): .+)\n\s*$", re.MULTILINE
+    r"^((?:\w+\.)*\w+(?:Error|Exception): .+)(?:\n\s*(?:SQLSTATE: \w+)?$|\Z)", re.MULTILINE
 )  # the end of a traceback of Python's
 _OF_STAGE = re.compile(r"finished unsuccessfully\.\n(?:(?:\w+\.)+\w+: )?(.+)")
 _OF_SPARK = re.compile(r":? ?\(?org\.apache\.spark\.\w*Exception[:)] (?:\[\w+\] )?(.+?)(?: SQLSTATE: \w+)?$")
@@ -50,14 +66,18 @@ def no_session(name: str) -> RuntimeError:
 class SparkJob:
     """Runs in a thread of its own from `start` on. Its descriptor becomes readable when it has ended."""
 
-    def __init__(self, context: Any, number: int, size: int, barrier: bool) -> None:
-        """`barrier`: all tasks at once, or none; Spark then starts no task again."""
+    def __init__(self, context: Any, number: int, size: int, barrier: bool, frame: Any = None) -> None:
+        """`barrier`: all tasks at once, or none; Spark then starts no task again.
+
+        `frame`: a DataFrame whose rows go to the tasks.
+        """
         self.error: Exception | None = None
         self.rows: list[Row] = []  # those of its tasks, once it has ended
         self._context = context
         self._group = f"horovod.spark.run.{number}"
         self._size = size
         self._barrier = barrier
+        self._frame = frame
         self._woken, self._waker = os.pipe()
         self._thread: Any = None
 
@@ -79,7 +99,7 @@ class SparkJob:
         stages = [tracker.getStageInfo(number) for job in jobs if job is not None for number in job.stageIds]
         return any(stage.numActiveTasks for stage in stages if stage is not None)
 
-    def start(self, task: Callable[[int, Iterator[Any]], Iterator[Row]]) -> None:
+    def start(self, task: Task) -> None:
         """`task`: see task_of and supervised_task_of."""
         from pyspark import InheritableThread
 
@@ -98,7 +118,7 @@ class SparkJob:
             self._thread.join(_CANCEL_S)
         os.close(self._woken)
 
-    def _run(self, task: Callable[[int, Iterator[Any]], Iterator[Row]]) -> None:
+    def _run(self, task: Task) -> None:
         try:
             self.rows = self._collect(task)
         except Exception as error:  # Spark's, py4j's and gRPC's, whatever they are
@@ -114,33 +134,37 @@ class SparkJob:
     def _interrupt(self) -> None:
         self._context.cancelJobGroup(self._group)
 
-    def _collect(self, task: Callable[[int, Iterator[Any]], Iterator[Row]]) -> list[Row]:
+    def _collect(self, task: Task) -> list[Row]:
         self._context.setJobGroup(self._group, "horovod.spark.run", interruptOnCancel=True)
+        if self._frame is not None:
+            found = self._frame.repartition(self._size)
+            return tuples(found.mapInArrow(in_arrow(task, True), SCHEMA, barrier=self._barrier).collect())
         tasks = self._context.parallelize(range(self._size), self._size)
-        rows: list[Row] = (tasks.barrier() if self._barrier else tasks).mapPartitionsWithIndex(task).collect()
+
+        def of_index(index: int, _: Iterator[Any]) -> Iterator[Row]:
+            return task(index, None)
+
+        rows: list[Row] = (tasks.barrier() if self._barrier else tasks).mapPartitionsWithIndex(of_index).collect()
         return rows
 
 
-def task_of(
-    addresses: list[str], port: int, secret: bytes, elastic: bool, unreachable: str
-) -> Callable[[int, Iterator[Any]], Iterator[Row]]:
+def task_of(addresses: list[str], port: int, secret: bytes, elastic: bool, unreachable: str) -> Task:
     """Returns the function of a task whose job is supervised in the driver. `unreachable`: the hint if that fails."""
 
-    def task(index: int) -> Iterator[Row]:
+    def task(index: int, rows: Iterator[Any] | None) -> Iterator[Row]:
         from horovod.spark.task.relay import relay
 
-        relay(index, addresses, port, secret, elastic, f"the driver: {{}}\nhint: {unreachable}")
+        relay(index, addresses, port, secret, elastic, f"the driver: {{}}\nhint: {unreachable}", rows)
         return iter(())
 
     return _with_hvd(task)
 
 
-def supervised_task_of(plan: dict[str, Any]) -> Callable[[int, Iterator[Any]], Iterator[Row]]:
+def supervised_task_of(plan: dict[str, Any]) -> Task:
     """Returns the function of a task of a job that task 0 supervises. `plan`: the arguments of supervise."""
-
     version = __version__
 
-    def task(index: int) -> Iterator[Row]:
+    def task(index: int, _: Iterator[Any] | None) -> Iterator[Row]:
         import socket
         import sys
 
@@ -159,10 +183,10 @@ def supervised_task_of(plan: dict[str, Any]) -> Callable[[int, Iterator[Any]], I
     return _with_hvd(task)
 
 
-def _with_hvd(task: Callable[[int], Iterator[Row]]) -> Callable[[int, Iterator[Any]], Iterator[Row]]:
+def _with_hvd(task: Task) -> Task:
     """The function is pickled by value, and imports inside, to tell what its Python lacks."""
 
-    def run(index: int, _: Iterator[Any]) -> Iterator[Row]:
+    def run(index: int, rows: Iterator[Any] | None) -> Iterator[Row]:
         try:
             import horovod.spark.task.relay  # noqa: F401
         except ImportError as error:
@@ -174,9 +198,28 @@ def _with_hvd(task: Callable[[int], Iterator[Row]]) -> Callable[[int, Iterator[A
                 f"{'.'.join(map(str, sys.version_info[:3]))}): {error}\n"
                 "hint: install hvd there, or let spark.pyspark.python name a Python that has it; --archives ships one"
             ) from None
-        return task(index)
+        return task(index, rows)
 
     return run
+
+
+def in_arrow(task: Task, has_rows: bool) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """The same for mapInArrow, which gives a function the batches of its partition, perhaps the rows of the task."""
+
+    def map_batches(batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow as pa
+        from pyspark import TaskContext
+
+        context: Any = TaskContext.get()
+        for kind, number, data in task(context.partitionId(), batches if has_rows else None):
+            yield pa.RecordBatch.from_pydict({"kind": [kind], "number": [number], "data": [data]})
+
+    return map_batches
+
+
+def tuples(rows: list[Any]) -> list[Row]:
+    """Rows of SCHEMA."""
+    return [(row.kind, row.number, bytes(row.data)) for row in rows]
 
 
 def reason_in(text: str) -> str:

@@ -171,6 +171,11 @@ class _Job:
         if size is None:
             self._say(f"{counted(self._size, 'process', 'processes')}, inferred from spark.default.parallelism")
 
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return self._size
+
     def rules(
         self, least: int | None, most: int | None, reset_limit: int | None, timeout_s: float | None
     ) -> dict[str, Any]:
@@ -184,11 +189,19 @@ class _Job:
         timeout_s = self._settings.elastic_timeout_s if timeout_s is None else float(timeout_s)
         return {"np": self._size, "min_np": least, "max_np": most, "reset_limit": reset_limit, "timeout_s": timeout_s}
 
-    def run(self, task: bytes, start_timeout: float | None, elastic: dict[str, Any] | None, **plan: Any) -> list[Any]:
+    def run(
+        self,
+        task: bytes | Callable[[list[dict[str, Any]]], bytes],
+        start_timeout: float | None,
+        elastic: dict[str, Any] | None,
+        frame: Any = None,
+        **plan: Any,
+    ) -> list[Any]:
+        """`task`, if it is a function: gets what the tasks say, in rank order. `frame`: gives the tasks its rows."""
         session, in_task = self._session, self._settings.spark_supervisor == "task"
         limit_s = self._settings.spark_start_timeout_s if start_timeout is None else float(start_timeout)
         begun = time.monotonic()
-        session.refuse(self._name, in_task, elastic is not None)
+        session.refuse(self._name, in_task, elastic is not None, frame is not None)
         wait_for_slots(self._size, session.master, session.conf, session.slots, begun + limit_s, self._say_slots)
         _warn_of_open_network(session.master, session.conf)
         if session.is_on_this_machine and not plan["interface"]:
@@ -196,11 +209,12 @@ class _Job:
         plan |= {"secret": new_secret(), "environment": self._environment, "verbose": self._verbose}
         plan["start_timeout_s"] = limit_s
         if in_task:
+            assert isinstance(task, bytes)
             return self._run_in_task(task, begun, plan)
         places = self._size if elastic is None else elastic["max_np"]
 
         def begin(_: Supervised, port: int) -> SparkJob:
-            spark = session.job(next(_numbers), places, elastic is None and not session.is_dynamic)
+            spark = session.job(next(_numbers), places, elastic is None and not session.is_dynamic, frame)
             addresses = session.addresses(plan["interface"])
             spark.start(task_of(addresses, port, plan["secret"], elastic is not None, session.unreachable))
             return spark

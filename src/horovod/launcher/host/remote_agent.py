@@ -3,7 +3,8 @@
 
 Here no launcher stands behind the agent to clean up after it. So a second process does, the agent's parent: it adopts
 what a killed agent leaves behind, ends it, and removes the job's folder. It also ends an agent that hangs after the
-connection to the launcher has gone, and passes signals on to it.
+connection to the launcher has gone, passes signals on to it, and removes the rows of a DataFrame that its rank read
+(spark/task/rows.py).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import time
 
 from horovod.launcher.host import agent, processes
 from horovod.launcher.host.job_directory import remove_directory, say
+from horovod.settings import Settings
 
 _STDOUT = 1
 # The time that the agent itself may take to end everything, beyond the ranks' grace.
@@ -59,8 +61,9 @@ def main() -> int:
     for pid in processes.end_descendants(processes.UNENDED_S):
         say(f"horovodrun: {processes.why_left(pid)}")
     _, directory = word.read()
-    if os.path.isdir(directory):
-        remove_directory(directory)
+    for folder in (directory, Settings.from_environment().spark_rows):
+        if os.path.isdir(folder):
+            remove_directory(folder)
     return processes.shell_code(code)
 
 

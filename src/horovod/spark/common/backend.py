@@ -27,6 +27,7 @@ _OF_INSTALLATIONS = OF_THIS_MACHINE | {
     "VIRTUAL_ENV",
 }
 _OF_SYSTEMS = ("CONDA_", "HADOOP_", "KUBERNETES_", "PYSPARK_", "SLURM_", "SPARK_", "YARN_")
+_OF_MPI = ("use_mpi", "use_gloo", "extra_mpi_args")  # keywords of run that choose what is the only way
 
 
 def default_num_proc() -> int:
@@ -89,3 +90,10 @@ class SparkBackend(Backend):
     def num_processes(self) -> int:
         """The number of ranks."""
         return self._num_proc
+
+    def run_with_rows(self, start: Callable[..., Any], frame: Any, env: Mapping[str, str] | None = None) -> list[Any]:
+        """As `run`, on the rows of a DataFrame (horovod.spark.dataframe.run_with_rows)."""
+        from horovod.spark.dataframe import run_with_rows
+
+        kwargs = {name: value for name, value in self._kwargs.items() if name not in _OF_MPI}
+        return run_with_rows(start, frame, num_proc=self._num_proc, env={**self._env, **(env or {})}, **kwargs)

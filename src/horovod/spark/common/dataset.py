@@ -15,10 +15,13 @@ from typing import Any
 from horovod.core.wording import counted, quoted
 from horovod.data import parquet
 from horovod.spark.common import constants
+from horovod.spark.common.access import of_spark
 from horovod.spark.common.cache import TrainingDataCache
 from horovod.spark.common.store import MANIFEST, Store
+from horovod.spark.task.rows import VALIDATION
 
 __all__ = ["clear_training_cache", "get_dataset_properties", "get_simple_meta_from_parquet", "plan_of", "prepare_data"]
+__all__ += ["check_rows", "columns_of", "metadata_of", "selected"]
 
 GROUP_BYTES = 32 << 20
 VERSION = 1
@@ -62,8 +65,7 @@ def prepare_data(
         if not value or value < 1:
             raise ValueError(f"{name} is {value}: expected at least 1")
     check_validation(validation, df)
-    more = [sample_weight_col] if sample_weight_col else []
-    columns = list(dict.fromkeys([*feature_columns, *label_columns, *more]))
+    columns = columns_of(feature_columns, label_columns, sample_weight_col)
     _check_columns(df, columns)
     key = _cache.create_key(df, store, validation, tuple(columns))
     with _cache.use_key(key):
@@ -73,11 +75,26 @@ def prepare_data(
                 print(f"horovod: the data is in {store.get_train_data_path(index)} already", flush=True)
         else:
             index = _cache.next_dataset_index(key)
+            if hasattr(store, "check_access"):  # a store of the user's own class may have none
+                store.check_access()
             _write(num_processes, store, df, columns, validation, partitions_per_process, index, verbose)
             _cache.set_dataset_properties(
                 index, get_simple_meta_from_parquet(store, label_columns, feature_columns, sample_weight_col, index)
             )
         yield index
+
+
+def columns_of(features: Sequence[str], labels: Sequence[str], sample_weight: str | None) -> list[str]:
+    """All columns that ranks read, each once."""
+    return list(dict.fromkeys([*features, *labels, *([sample_weight] if sample_weight else [])]))
+
+
+def check_rows(train_rows: int, val_rows: int | None, validation: Any) -> None:
+    """Raises ValueError if there is nothing to train on, or nothing for the validation. None: without validation."""
+    for kind, rows in (("training", train_rows), ("validation", val_rows)):
+        if rows == 0:
+            empty = "the DataFrame has no rows" if val_rows is None else f"validation={validation!r} leaves no rows"
+            raise ValueError(f"{empty} for {kind}")
 
 
 def check_validation(validation: Any, df: Any = None) -> None:
@@ -147,15 +164,35 @@ def _write(
         if verbose:
             print(f"horovod: writing the DataFrame to {path}", flush=True)
         files = max(int(num_processes * partitions_per_process * fraction), num_processes)
-        chosen = part.select(*[_readable(name, kinds[name]) for name in columns]).coalesce(files)
-        chosen.write.option("parquet.block.size", GROUP_BYTES).mode("overwrite").parquet(path)
+        chosen = selected(part, columns).coalesce(files)
+        try:
+            chosen.write.option("parquet.block.size", GROUP_BYTES).mode("overwrite").parquet(path)
+        except Exception as error:  # of Spark's many classes
+            raise of_spark(error, path) from error
         found = parquet.plan(path, storage_options=_storage_options(store))
-        if not found.rows:
-            empty = "the DataFrame has no rows" if part is df else f"validation={validation!r} leaves no rows"
-            raise ValueError(f"{empty} for {'validation' if part is val else 'training'}")
+        rows = (1, found.rows) if part is val else (found.rows, None if val is None else 1)
+        check_rows(*rows, validation)
         types = {name: kinds[name].simpleString() for name in columns}
         text = {"version": VERSION, "plan": json.loads(found.to_json()), "spark_types": types, "shapes": _shapes(found)}
         store.write_text(f"{path.rstrip('/')}/{MANIFEST}", json.dumps(text))
+
+
+def selected(df: Any, columns: Sequence[str], validation: float | str | None = None) -> Any:
+    """The columns in forms that ranks can read; with `validation`, a column VALIDATION marks its rows.
+
+    Raises ValueError if a column is missing or of a type that ranks cannot read, or `validation` is wrong.
+    """
+    from pyspark.sql import functions as F
+
+    check_validation(validation, df)
+    _check_columns(df, columns)
+    kinds = {field.name: field.dataType for field in df.schema.fields}
+    chosen = [_readable(name, kinds[name]) for name in columns]
+    if validation:
+        is_marked = isinstance(validation, str)
+        mark = F.col(f"`{validation}`").cast("double") > 0 if is_marked else F.rand(0) < validation
+        chosen.append(F.coalesce(mark, F.lit(False)).alias(VALIDATION))
+    return df.select(*chosen)
 
 
 def _readable(name: str, kind: Any) -> Any:
@@ -235,6 +272,11 @@ def get_simple_meta_from_parquet(
     val_path = store.get_val_data_path(dataset_idx)
     val_rows = plan_of(store, val_path)[0].rows if store.is_parquet_dataset(val_path) else 0
     return found.rows, val_rows, metadata, found.nbytes / found.rows
+
+
+def metadata_of(df: Any, shapes: Mapping[str, list[int] | None]) -> Metadata:
+    """As that of get_simple_meta_from_parquet, for columns of a DataFrame whose shapes are known."""
+    return {name: _metadata_of("", shape, df.schema[name].dataType.simpleString()) for name, shape in shapes.items()}
 
 
 def _metadata_of(arrow: str, shape: list[int] | None, spark_type: str | None) -> dict[str, Any]:

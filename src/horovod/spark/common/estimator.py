@@ -13,14 +13,18 @@ from typing import Any
 from pyspark.ml import Estimator, Model
 
 from horovod.core.wording import counted
+from horovod.data import Plan
 from horovod.spark.common import dataset
 from horovod.spark.common.backend import Backend, SparkBackend
+from horovod.spark.common.datamodule import ParquetDataModule
 from horovod.spark.common.params import EstimatorParams, ModelParams
 from horovod.spark.common.serialization import HorovodReadable, HorovodWritable
-from horovod.spark.common.store import Store
-from horovod.spark.common.training import Task, Transformation
+from horovod.spark.common.store import LocalStore, Store
+from horovod.spark.common.training import Task, Transformation, train_on_rows
 
 __all__ = ["HorovodEstimator", "HorovodModel"]
+
+_STORE_HINT = "hint: store=Store.create('...'), a path or URL that the driver and all executors reach"
 
 
 class HorovodEstimator(Estimator, EstimatorParams, HorovodReadable, HorovodWritable):
@@ -32,6 +36,7 @@ class HorovodEstimator(Estimator, EstimatorParams, HorovodReadable, HorovodWrita
     def fit(self, df: Any, params: Any = None) -> Any:
         """Writes the DataFrame to the store unless it is there, trains, and returns the model.
 
+        Without a store, the rows go to the disks of the ranks' machines, and are removed at the end.
         `params` overrides parameters, as in Spark ML: a dict, or a list of them for a list of models.
         """
         return super().fit(df, params)
@@ -53,6 +58,8 @@ class HorovodEstimator(Estimator, EstimatorParams, HorovodReadable, HorovodWrita
 
     def _fit(self, df: Any) -> Any:
         self._check()
+        if self.getStore() is None:
+            return self._fit_without_store(df)
         backend, store = self._backend(), self._store()
         with dataset.prepare_data(
             backend.num_processes(),
@@ -96,8 +103,7 @@ class HorovodEstimator(Estimator, EstimatorParams, HorovodReadable, HorovodWrita
         store = self.getStore()
         if store is None:
             raise ValueError(
-                f"{type(self).__name__} has no store\n"
-                "hint: store=Store.create('...'), a path or URL that the driver and all executors reach"
+                f"{type(self).__name__} has no store, and fit_on_parquet reads what is there\n{_STORE_HINT}"
             )
         return store
 
@@ -107,24 +113,79 @@ class HorovodEstimator(Estimator, EstimatorParams, HorovodReadable, HorovodWrita
         others = {*self.getLabelCols(), self.getSampleWeightCol(), self.getValidation()}
         return list(given) if given else [name for name in columns if name not in others]
 
+    def _fit_without_store(self, df: Any) -> Any:
+        """The rows go to the disks of the ranks' machines, and nothing stays but the model."""
+        backend = self._backend()
+        run = getattr(backend, "run_with_rows", None)
+        module = self.getDataModule()
+        for fact, is_so in (
+            (f"its backend, {type(backend).__name__}, has no run_with_rows", run is None),
+            ("run_id names a run in the store", self.getRunId() is not None),
+            ("its data_module reads files of a store", module and not issubclass(module, ParquetDataModule)),
+        ):
+            if is_so:
+                raise ValueError(f"{type(self).__name__} has no store, and {fact}\n{_STORE_HINT}")
+        columns = dataset.columns_of(self._feature_columns(df.columns), self.getLabelCols(), self.getSampleWeightCol())
+        frame = dataset.selected(df, columns, self.getValidation())
+        store = LocalStore("nothing-is-written-here", save_runs=False)
+        run_id, made = self._new_run_id(), {}
+
+        def start(parts: Sequence[Any], shapes: Mapping[str, Any]) -> Any:
+            train_rows, val_rows = (part.total for part in parts)
+            dataset.check_rows(train_rows, val_rows if self.getValidation() else None, self.getValidation())
+            made.update(dataset.metadata_of(df, shapes))
+            task = self._checked_task(
+                store, backend.num_processes(), train_rows, val_rows, made, run_id, None, (None, None)
+            )
+            return train_on_rows, (self._trainer(), task), {}
+
+        assert run is not None
+        return self._trained(run(start, frame, env=self._environment()), made, run_id)
+
     def _fit_on_prepared_data(
         self, backend: Backend, store: Store, train_rows: int, val_rows: int, metadata: Any, dataset_idx: int | None
     ) -> Any:
+        run_id = self.getRunId() or self._new_run_id()
+        plans = (
+            dataset.plan_of(store, store.get_train_data_path(dataset_idx))[0],
+            dataset.plan_of(store, store.get_val_data_path(dataset_idx))[0]
+            if val_rows and self.getValidation()
+            else None,
+        )
         size = backend.num_processes()
+        task = self._checked_task(store, size, train_rows, val_rows, metadata, run_id, dataset_idx, plans)
+        return self._trained(backend.run(self._trainer(), args=(task,), env=self._environment()), metadata, run_id)
+
+    def _new_run_id(self) -> str:
+        return f"{self._prefix}_{int(time.time())}_{secrets.token_hex(3)}"
+
+    def _checked_task(
+        self,
+        store: Store,
+        size: int,
+        train_rows: int,
+        val_rows: int,
+        metadata: Any,
+        run_id: str,
+        dataset_idx: int | None,
+        plans: tuple[Plan | None, Plan | None],
+    ) -> Task:
+        """The task of the ranks. Raises ValueError if the data does not fit the ranks or the model."""
         for kind, rows in (("training", train_rows), ("validation", val_rows)):
             if rows < size and (rows or kind == "training"):
                 raise ValueError(
                     f"there are {counted(rows, f'{kind} row')} for {counted(size, 'rank')}\n"
                     f"hint: num_proc={max(rows, 1)}, or more data"
                 )
-        run_id = self.getRunId() or f"{self._prefix}_{int(time.time())}_{secrets.token_hex(3)}"
         features = self._feature_columns(list(metadata))
         edited = {
             name: {"shape": math.prod(shape or ())} for name, _, shape, _ in self.getTransformationEditFields() or ()
         }
         self._check_shapes({**metadata, **edited}, features)
-        task = self._task(store, size, train_rows, val_rows, metadata, features, run_id, dataset_idx)
-        results = backend.run(self._trainer(), args=(task,), env=self._environment())
+        return self._task(store, size, train_rows, val_rows, features, run_id, dataset_idx, plans)
+
+    def _trained(self, results: list[Any], metadata: Any, run_id: str) -> Any:
+        """The model that the ranks have trained."""
         result = results[0]
         if result["failure"]:
             raise RuntimeError(
@@ -133,7 +194,7 @@ class HorovodEstimator(Estimator, EstimatorParams, HorovodReadable, HorovodWrita
             )
         for label, values in zip(self.getLabelCols(), result["sizes"], strict=True):
             metadata[label]["output_size"] = values
-        return self._model_of(result, metadata, features, run_id)
+        return self._model_of(result, metadata, self._feature_columns(list(metadata)), run_id)
 
     def _task(
         self,
@@ -141,10 +202,10 @@ class HorovodEstimator(Estimator, EstimatorParams, HorovodReadable, HorovodWrita
         size: int,
         train_rows: int,
         val_rows: int,
-        metadata: Any,
         features: list[str],
         run_id: str,
         dataset_idx: int | None,
+        plans: tuple[Plan | None, Plan | None],
     ) -> Task:
         batch_size = self.getBatchSize()
         val_batch_size = self.getValBatchSize() or batch_size
@@ -167,10 +228,8 @@ class HorovodEstimator(Estimator, EstimatorParams, HorovodReadable, HorovodWrita
             features=features,
             labels=self.getLabelCols(),
             sample_weight=self.getSampleWeightCol(),
-            train_plan=dataset.plan_of(store, store.get_train_data_path(dataset_idx))[0],
-            val_plan=dataset.plan_of(store, store.get_val_data_path(dataset_idx))[0]
-            if val_rows and self.getValidation()
-            else None,
+            train_plan=plans[0],
+            val_plan=plans[1],
             batch_size=batch_size,
             val_batch_size=val_batch_size,
             epochs=self.getEpochs(),

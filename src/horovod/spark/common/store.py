@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from horovod.settings import current_environment
+from horovod.spark.common.access import check_access, file_system, files_in, refuse_odd_path
 
 __all__ = ["AbstractFilesystemStore", "DBFSLocalStore", "FilesystemStore", "HDFSStore", "LocalStore", "Store"]
 
@@ -169,8 +170,15 @@ class AbstractFilesystemStore(Store):
         if self._fs is None:
             import fsspec
 
-            self._fs, _ = fsspec.core.url_to_fs(self.prefix_path, **self.storage_options)
+            url, options = self.prefix_path, self.storage_options
+            self._fs = file_system(url, lambda: fsspec.core.url_to_fs(url, **options)[0])
         return self._fs
+
+    def check_access(self) -> None:
+        """Raises OSError, which names the path, unless this process can write, read and remove files there."""
+        parents = [path.rpartition("/")[0] for path in (self._train_path, self._val_path)]
+        folders = dict.fromkeys([*parents, *([self._runs_path] if self._save_runs else [])])
+        check_access(self.fs, {url: self.get_localized_path(url) for url in folders})
 
     def get_full_path(self, path: str) -> str:
         """The path as a URL that fsspec, Arrow and Spark understand."""
@@ -193,9 +201,7 @@ class AbstractFilesystemStore(Store):
         return any(name.endswith(".parquet") for name in self._files(path))
 
     def _files(self, path: str) -> list[str]:
-        inside = self.get_localized_path(path)
-        self.fs.invalidate_cache()
-        return sorted(self.fs.find(inside)) if self.fs.exists(inside) else []
+        return files_in(self.fs, path, self.get_localized_path(path))
 
     def get_parquet_dataset(self, path: str) -> Any:
         """The folder as a pyarrow.parquet.ParquetDataset."""
@@ -336,6 +342,7 @@ class FilesystemStore(AbstractFilesystemStore):
 
     def get_full_path(self, path: str) -> str:
         """The path as a URL: with file:// and the whole path if it has no scheme."""
+        refuse_odd_path(path)
         return path if "://" in path else f"file://{os.path.abspath(path.removeprefix('file:'))}"
 
     def get_filesystem(self) -> Any:
@@ -410,7 +417,7 @@ class HDFSStore(AbstractFilesystemStore):
         if self._fs is None:
             import fsspec
 
-            self._fs = fsspec.filesystem("hdfs", **self.storage_options)
+            self._fs = file_system(self.prefix_path, lambda: fsspec.filesystem("hdfs", **self.storage_options))
         return self._fs
 
     @classmethod

@@ -18,6 +18,7 @@ from horovod.data.parquet import Columns
 from horovod.spark.common.store import RemoteStore
 
 __all__ = ["Saver", "Task", "Transformation", "data_module_of", "device_kind", "same_device", "saver_of", "say"]
+__all__ += ["train_on_rows"]
 
 
 @dataclasses.dataclass
@@ -29,7 +30,7 @@ class Task:
     features: Sequence[str]
     labels: Sequence[str]
     sample_weight: str | None
-    train_plan: Plan
+    train_plan: Plan | None  # None until the rank knows its rows (train_on_rows)
     val_plan: Plan | None
     batch_size: int
     val_batch_size: int
@@ -106,7 +107,7 @@ def data_module_of(task: Task, default: type, rank: int, size: int, drop_last: b
         cur_shard=rank,
         shard_count=size,
         schema_fields=None if task.transformation else task.columns,
-        storage_options=task.train_plan.storage_options,
+        storage_options=task.train_plan.storage_options if task.train_plan is not None else None,
         steps_per_epoch_train=task.train_steps,
         steps_per_epoch_val=task.val_steps,
         verbose=task.verbose > 0,
@@ -120,6 +121,13 @@ def data_module_of(task: Task, default: type, rank: int, size: int, drop_last: b
         drop_last=drop_last,
         **more,
     )
+
+
+def train_on_rows(
+    plans: tuple[Plan, Plan | None], train: Callable[[Task], dict[str, Any] | None], task: Task
+) -> dict[str, Any] | None:
+    """Trains in a rank whose rows are on its own disk (horovod/spark/dataframe.py)."""
+    return train(dataclasses.replace(task, train_plan=plans[0], val_plan=plans[1]))
 
 
 def same_device(kinds: Sequence[str]) -> None:

@@ -34,7 +34,7 @@ class ParquetKerasDataModule(ParquetDataModule):
     def _as_data(self, batches: Any) -> Any:
         if keras.backend.backend() == "tensorflow":
             return to_tensorflow(batches, self._make, self._prefetch)
-        return map(self._make, batches)
+        return (self._make(batch) for batch in batches)  # of iterators, Keras takes generators alone
 
     def train_data(self) -> Any:
         """Batches of epoch after epoch, without an end."""

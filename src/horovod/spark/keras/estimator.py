@@ -165,8 +165,7 @@ class KerasEstimator(_WithKerasModel, HorovodEstimator):
         }
 
     def _environment(self) -> Mapping[str, str] | None:
-        environment: Mapping[str, str] | None = self.getBackendEnv()
-        return environment
+        return {"KERAS_BACKEND": keras.backend.backend(), **(self.getBackendEnv() or {})}
 
     def _checkpoint(self, store: Store, run_id: str) -> bytes | None:
         folder = store.get_checkpoint_path(run_id)

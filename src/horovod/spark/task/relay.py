@@ -7,10 +7,12 @@ in order when its connection has gone.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import socket
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from horovod.launcher.placement.joined import bring
@@ -22,12 +24,19 @@ __all__ = ["relay"]
 
 
 def relay(
-    index: int, addresses: list[str], port: int, secret: bytes, elastic: bool, unreachable: str = "the driver: {}"
+    index: int,
+    addresses: list[str],
+    port: int,
+    secret: bytes,
+    elastic: bool,
+    unreachable: str,
+    rows: Iterator[Any] | None = None,
 ) -> None:
     """Returns when the rank has ended, however it did: the job's supervisor knows.
 
     Raises RuntimeError if that cannot be reached; `unreachable`: its name, with a place for the reason. `elastic`: the
-    task is a host of its own, whose ranks see the GPUs of this task alone.
+    task is a host of its own, whose ranks see the GPUs of this task alone. `rows`: the record batches of the task's
+    partition, which are written to the local disk first.
     """
     from pyspark import SparkFiles, TaskContext
 
@@ -53,7 +62,14 @@ def relay(
         known = environment.get("PYTHONPATH")
         environment["PYTHONPATH"] = os.pathsep.join([*shipped, *([known] if known else [])])
     try:
-        bring(addresses, port, secret, said, environment)
+        with contextlib.ExitStack() as stack:
+            if rows is not None:
+                from horovod.spark.task.rows import written
+
+                found = stack.enter_context(written(rows, index))
+                environment |= environment_of(spark_rows=found.pop("folder"))
+                said |= found
+            bring(addresses, port, secret, said, environment)
     except ChannelError as error:
         raise RuntimeError(
             f"horovod.spark.run: the task on host {socket.gethostname()} cannot reach {unreachable.format(error)}"

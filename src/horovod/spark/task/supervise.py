@@ -46,7 +46,7 @@ def supervise(
         where = json.dumps([addresses_on(plan["interface"]), port])
         addresses, port = json.loads(BarrierTaskContext.get().allGather(where)[0])
         if port is not None:
-            relay(index, addresses, port, plan["secret"], elastic=False, unreachable=_UNREACHABLE)
+            relay(index, addresses, port, plan["secret"], False, _UNREACHABLE)
     except BaseException:
         if leader is not None:
             leader.end()

@@ -2,7 +2,8 @@
 """TorchEstimator's ranks: the training loop.
 
 An integer label that has the output's shape is compared by value, so it takes the output's type. With another shape it
-is the index of a class, and stays an integer.
+is the index of a class, and stays an integer. So is a whole number of float type that goes to a loss of classes: Spark
+ML's own indices are of type double.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 import horovod.torch as hvd
 from horovod.core.wording import counted, quoted
@@ -24,6 +26,9 @@ from horovod.spark.torch.util import deserialize, serialize
 __all__ = ["call_model", "train"]
 
 _INDICES = (torch.nn.MultiLabelMarginLoss,)  # whose labels are indices in the output's shape
+# Losses whose labels are indices unless these have the output's shape.
+_CLASSES = (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss, torch.nn.MultiMarginLoss)
+_CLASS_FUNCTIONS = (functional.cross_entropy, functional.nll_loss, functional.multi_margin_loss)
 
 
 def train(task: Task) -> dict[str, Any] | None:
@@ -177,7 +182,9 @@ class _Loop:
         for output, label, loss in zip(found, labels, self.losses, strict=True):
             if not self.task.label_shapes and label.numel() == output.numel():
                 label = label.reshape(output.shape)
-            if label.is_floating_point() or label.shape == output.shape and not isinstance(loss, _INDICES):
+            if label.is_floating_point() and label.numel() != output.numel() and _takes_classes(loss):
+                label = _classes(label)
+            elif label.is_floating_point() or label.shape == output.shape and not isinstance(loss, _INDICES):
                 label = label.to(output.dtype)
             else:
                 label = label.long()
@@ -190,6 +197,17 @@ class _Loop:
         for loss, weight, output, label in zip(self.losses, self.weights, outputs, labels, strict=True):
             total = total + weight * _weighted(loss, output, label, sample_weights)
         return total
+
+
+def _takes_classes(loss: Any) -> bool:
+    return isinstance(loss, _CLASSES) or loss in _CLASS_FUNCTIONS
+
+
+def _classes(label: Tensor) -> Tensor:
+    whole = label.long()
+    if not torch.equal(whole.to(label.dtype), label):
+        raise ValueError("the loss takes indices of classes, and the label column has numbers that are not whole")
+    return whole
 
 
 def _some(batches: Any, count: int) -> Iterable[Any]:

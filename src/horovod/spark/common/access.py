@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A store that cannot be reached, read or written: one error that names the path, the reason and what helps."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any
+
+__all__ = ["check_access", "file_system", "files_in", "of_spark", "refuse_odd_path"]
+
+_ODD = re.compile(r"(?!file:)[A-Za-z][\w+.-]*:(?!//)")
+# Of Hadoop's exceptions, those that tell of the store, not of the DataFrame.
+_OF_HADOOP = re.compile(
+    r"No FileSystem for scheme[^\n]*|(?:ClassNotFound|AccessControl|AccessDenied)Exception: [^\n]*"
+    r"|(?:Permission denied|Mkdirs failed|Parent path is not a directory)[^\n]*"
+)
+
+
+def refuse_odd_path(path: str) -> None:
+    """Raises ValueError for s3:/bucket, say, which would be a folder here."""
+    if _ODD.match(path):
+        raise ValueError(
+            f"the store {path!r} begins as a URL, and has no two slashes after the colon\n"
+            "hint: s3://bucket/path; ./a:b is a local folder; dbfs:/ is for Databricks alone"
+        )
+
+
+def file_system(path: str, make: Callable[[], Any]) -> Any:
+    """What `make` gives. Raises ImportError or OSError that names the store."""
+    try:
+        return make()
+    except ImportError as error:
+        raise ImportError(
+            f"the store {path} cannot be opened: {_first_line(error)}\n"
+            "hint: install that package in the Python of the driver and of all executors"
+        ) from error
+    except Exception as error:  # each file system has its own
+        raise OSError(
+            f"the store {path} cannot be opened: {_first_line(error)}\n"
+            "hint: is the URL right? storage_options are those of fsspec; hdfs:// needs libhdfs and libjvm"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def files_in(fs: Any, url: str, inside: str) -> list[str]:
+    """All files of a folder, sorted; none if it is not there. Raises OSError if it cannot be listed."""
+    fs.invalidate_cache()  # Spark may have written since a listing was kept
+    if not fs.exists(inside):
+        return []
+    try:
+        fs.ls(inside)  # `find` passes over what it may not read
+    except Exception as error:  # each file system has its own
+        raise OSError(
+            f"the store cannot be used: {url} cannot be listed: {type(error).__name__}: {error}\n"
+            "hint: may the user of the driver read it?"
+        ) from error
+    return sorted(fs.find(inside))
+
+
+def check_access(fs: Any, folders: Mapping[str, str]) -> None:
+    """Writes a file to each folder, reads it and removes it. `folders`: their paths in the file system, by URL."""
+    for url, inside in folders.items():
+        probe = f"{inside.rstrip('/')}/.horovod-{secrets.token_hex(6)}"
+        try:
+            fs.makedirs(inside, exist_ok=True)
+            fs.pipe_file(probe, b"horovod")
+            if fs.cat_file(probe) != b"horovod":
+                raise OSError("what was written is not what is read")
+            fs.rm_file(probe)
+        except Exception as error:  # each file system has its own
+            raise OSError(
+                f"the store cannot be used: {url} cannot be written and read: {type(error).__name__}: {error}\n"
+                "hint: choose a path where the user of the driver, and of the executors, may write"
+            ) from error
+
+
+def of_spark(error: Exception, path: str) -> Exception:
+    """The error for what Spark has raised while it wrote to a path: OSError if it tells of the store, else itself."""
+    found = _OF_HADOOP.search(str(error))
+    if found is None:
+        return error
+    return OSError(
+        f"Spark cannot write to the store: {path}: {found[0]}\n"
+        "hint: Spark's own file systems write the data: has it one for this scheme (s3a:// for S3), and may the "
+        "executors write there?"
+    )
