@@ -187,7 +187,7 @@ lint-clang: .venv/created
 	  -DCMAKE_CXX_COMPILER=clang++-14 -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS=-Werror
 
 lint-duplicates: .venv-lint/created
-	@# 70 tokens: Horovod's interface prescribes some lists of parameters twice, and those have less.
+	@# 70 tokens: Horovod's interface prescribes some lists of parameters twice, which have less, or are marked in the source.
 	@$(STEP) --needs npm "duplicates" .venv-lint/node_modules/.bin/jscpd --min-lines 10 --min-tokens 70 --exitCode 1 \
 	  --format python,cpp --formats-exts 'python:py;cpp:cc,h' --reporters consoleFull src native
 

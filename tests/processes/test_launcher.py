@@ -157,6 +157,7 @@ def test_an_agent_takes_an_order_of_any_length(tmp_path: Path) -> None:
         "port": 0,
         "silence_s": 0.0,
         "time_s": None,
+        "hints": {"program": "", "interface": ""},
         "temporary": "",
         "network_interface": "",
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import select
 import signal
 import subprocess
@@ -146,11 +147,19 @@ def test_a_rank_that_ends_without_an_answer_is_named(tmp_path: Path) -> None:
     assert lines[1] == "horovodrun: rank 1 on host localhost was killed by SIGKILL", lines
     assert lines[-1] == "more: horovodrun --explain rank-killed"
 
-    def ends() -> None:
-        sys.exit(3)
 
-    with pytest.raises(RuntimeError, match=r"rank 0 called sys.exit\(3\)"):
+@pytest.mark.parametrize("code, told", [(3, 3), (0, 1), ("no data", 1)])
+def test_a_rank_that_calls_exit_is_told_with_its_code(
+    code: int | str, told: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A rank that exits has no result, whatever it says."""
+
+    def ends() -> None:
+        sys.exit(code)
+
+    with pytest.raises(RuntimeError, match=re.escape(f"rank 0 called sys.exit({code!r})")):
         horovod.run(ends)
+    assert f"horovodrun: rank 0 on host localhost exited with code {told}\n" in capfd.readouterr().err
 
 
 def test_a_lost_rank_is_named_by_the_error_of_the_others() -> None:

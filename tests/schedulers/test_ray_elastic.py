@@ -23,7 +23,9 @@ from horovod.elastic.state.state import ObjectState  # noqa: E402
 from horovod.elastic.worker.wrapper import run_fn  # noqa: E402
 from horovod.ray import ElasticRayExecutor, RayExecutor, ray_logger  # noqa: E402
 from horovod.ray.elastic import TestDiscovery  # noqa: E402
+from horovod.ray.elastic_run import Plan  # noqa: E402
 from horovod.ray.utils import arranged_devices  # noqa: E402
+from horovod.settings import Settings  # noqa: E402
 
 SETTINGS = RayExecutor.create_settings(timeout_s=60)
 
@@ -152,6 +154,8 @@ def test_nodes_of_a_test_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_settings_and_arguments() -> None:
+    limits = Plan(SETTINGS, FixedHosts({}), 1, None, 1.0, 0.0, 600.0).limits(Settings())
+    assert (limits.start_s, limits.start_name) == (60.0, "timeout_s")
     with pytest.warns(DeprecationWarning, match="min_np is an old name\nhint: use min_num_proc"):
         assert ElasticRayExecutor.create_settings(min_np=3).min_num_proc == 3
     with pytest.raises(ValueError, match="min_workers=3, max_workers=2: expected 1 <= min_workers <= max_workers"):

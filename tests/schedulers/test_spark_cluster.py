@@ -29,7 +29,7 @@ from support.spark import (
 import horovod.spark
 from horovod.core import pickling
 from horovod.settings import current_environment
-from horovod.spark import runner
+from horovod.spark import connect
 from horovod.spark.job import SparkJob
 from horovod.spark.task import get_available_devices
 
@@ -107,7 +107,7 @@ def test_a_task_that_spark_starts_again_does_not_join(spark: Any, monkeypatch: p
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments[:-1], barrier=False)
 
-    monkeypatch.setattr(runner, "SparkJob", Plain)
+    monkeypatch.setattr(connect, "SparkJob", Plain)
     assert len(run(look)) == 2
     with pytest.raises(RuntimeError, match="no result from rank 0, 1\n.*task . on .* was lost: its agent"):
         run(kill, ("pyspark.daemon",))

@@ -30,8 +30,8 @@ from support.spark import (
 
 import horovod.spark
 from horovod.core import pickling
-from horovod.settings import current_environment
-from horovod.spark import runner
+from horovod.settings import changed_environment, current_environment
+from horovod.spark.connect import Session
 
 pytest.importorskip("pyspark", reason="not run: pyspark is not installed")
 for module in (support, sys.modules[__name__]):  # the ranks cannot import the tests
@@ -79,9 +79,10 @@ def train(factor: float, offset: float = 0.0) -> dict[str, Any]:
     }
 
 
-def test_results_come_by_rank_and_output_goes_where_the_caller_says() -> None:
+@pytest.mark.parametrize("supervisor", ["driver", later("task")])
+def test_results_come_by_rank_and_output_goes_where_the_caller_says(supervisor: str) -> None:
     out, err = io.StringIO(), io.BytesIO()
-    env = {"MARK": "yes", "OMP_NUM_THREADS": "1"}
+    env = {"MARK": "yes", "OMP_NUM_THREADS": "1", "HOROVOD_SPARK_SUPERVISOR": supervisor}
     results = run(train, (2.0,), {"offset": 0.5}, env=env, stdout=out, stderr=err, verbose=2)
     assert [one["place"] for one in results] == [(0, 2, 0, 2, 0, 1), (1, 2, 1, 2, 0, 1)]
     for one in results:
@@ -170,8 +171,9 @@ def fail(how: str) -> None:
 def test_one_error_names_the_cause(how: str, kind: type[Exception], text: str, cause: str | None) -> None:
     begun = time.monotonic()
     with pytest.raises(kind, match=text) as caught:
-        run(fail, (how,), stdout=io.StringIO(), stderr=io.StringIO())
+        run(fail, (how,), stdout=io.StringIO(), stderr=(err := io.StringIO()), verbose=1)
     assert time.monotonic() - begun < 3.0 + SLACK_S
+    assert "horovodrun: rank 1" not in err.getvalue(), "the error says so"
     assert re.search(cause or "^None$", str(caught.value.__cause__))
 
 
@@ -184,6 +186,38 @@ def test_an_elastic_job_goes_on_with_a_rank_in_place_of_a_lost_one(kill: str | N
     )
     assert done == [(0, 2, kill is not None), (1, 2, kill is not None)], errors.getvalue()
     assert ("1 loss survived" in errors.getvalue()) == (kill is not None)
+
+
+@pytest.mark.parametrize(
+    "count, verbosity, shown", [(2, "log_callback_only", False), later(2, "all", True), later(-2, "all", True)]
+)
+def test_horovod_runner_returns_the_result_of_rank_0(
+    count: int, verbosity: str, shown: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In Spark tasks, or in processes of this machine."""
+    result = horovod.spark.HorovodRunner(np=count, driver_log_verbosity=verbosity).run(train, factor=2.0)
+    assert (result["place"][:2], result["total"]) == ((0, 2), 6.0)
+    assert ("[1]<stdout>:rank 1 of 2\n" in capfd.readouterr().out) == shown
+
+
+@pytest.mark.thorough
+def test_the_data_services_workers_run_in_spark_tasks(tmp_path: Path) -> None:
+    tf = pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
+    from horovod.spark.tensorflow import compute_worker
+    from horovod.tensorflow.data.compute_service import TfDataServiceConfig
+
+    file = str(tmp_path / "config.json")
+    job = threading.Thread(target=compute_worker.main, args=(1, "compute", file, 60))
+    job.start()
+    config = TfDataServiceConfig.read(file, wait_for_file_creation=True)
+    assert config.workers_per_dispatcher == 2
+    dataset = tf.data.Dataset.range(20).map(lambda x: x * x).send_to_data_service(config, 0, 1)
+    assert sorted(int(value) for value in dataset.as_numpy_iterator()) == [x * x for x in range(20)]
+    config.compute_client().shutdown()
+    job.join()
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ValueError, match="2 workers cannot be dealt to 3 dispatchers evenly"):
+        compute_worker.main(3, "compute", file, 60)
 
 
 def hang() -> None:
@@ -204,7 +238,8 @@ def test_a_job_that_spark_cancels_ends_its_ranks(spark: Any) -> None:
 def test_ctrl_c_ends_the_job_and_cancels_the_spark_job() -> None:
     out = Watched("all are here", lambda: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
-        run(hang, stdout=out, stderr=io.StringIO())
+        run(hang, stdout=out, stderr=(err := io.StringIO()), verbose=1)
+    assert "SIG" not in err.getvalue() and "ending all ranks" not in err.getvalue()
 
 
 def test_the_end_of_the_supervising_process_ends_the_ranks() -> None:
@@ -212,7 +247,8 @@ def test_the_end_of_the_supervising_process_ends_the_ranks() -> None:
         (supervisor,) = [pid for pid, text in processes_of_jobs().items() if "function.supervised" in text]
         os.kill(supervisor, signal.SIGKILL)
 
-    with pytest.raises(RuntimeError, match="no result from rank 0, 1"):
+    text = "no result from rank 0, 1\nthe process that supervised the job was killed by SIGKILL"
+    with pytest.raises(RuntimeError, match=text):
         run(hang, stdout=Watched("all are here", kill), stderr=io.StringIO())
 
 
@@ -334,24 +370,22 @@ def test_a_python_without_hvd_is_named(spark: Any, tmp_path: Path) -> None:
 
 
 def test_a_driver_that_tasks_cannot_reach(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner._Job, "_addresses", lambda *_: ["127.0.0.2", "127.0.0.3"])
+    monkeypatch.setattr(Session, "addresses", lambda *_: ["127.0.0.2", "127.0.0.3"])
     text = r"the task on host .* cannot reach the driver: .* at 127.0.0.2:\d+ \(Connection refused\), 127.0.0.3:\d+ "
     with pytest.raises(RuntimeError, match=text + r"\(Connection refused\)\nhint: spark.driver.host names"):
         run(train, (1.0,), stderr=io.StringIO())
 
 
-def test_without_a_classic_session_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("variables", [{}, {"SPARK_CONNECT_MODE_ENABLED": "1"}])
+def test_without_a_session_the_error_says_so(variables: dict[str, str]) -> None:
     code = "import horovod.spark as hs; hs.run(print)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    with changed_environment(**variables):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "Could not find an active SparkContext: horovod.spark.run runs in a PySpark session\nhint: " in done.stderr
-    monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
-    with pytest.raises(
-        NotImplementedError, match="does not work with Spark Connect yet: .*\nhint: run the script with"
-    ):
-        run(train, (1.0,))
 
 
 def test_a_python_that_is_not_there_is_told_for_each_task() -> None:
-    text = "(?s)2 of 2 hosts are not ready.*task 0 on .* has no program /nowhere/python.*task 1 on "
+    names = ".*hint: executable names a Python by its path on all executors"
+    text = f"(?s)2 of 2 tasks are not ready.*task 0 on .* has no program /nowhere/python{names}.*task 1 on "
     with pytest.raises(RuntimeError, match=text):
         run(train, (1.0,), executable="/nowhere/python", stderr=io.StringIO())

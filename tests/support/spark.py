@@ -23,15 +23,21 @@ GONE_S = 6.0 + SLACK_S  # Spark ends a worker after 2 s, and its agent then ends
 
 
 @contextlib.contextmanager
-def session(master: str, home: Path, **conf: str) -> Iterator[Any]:
-    """A session whose workers use this Python. `conf`: names without `spark.`, and `_` for `.`."""
-    from pyspark.sql import SparkSession
-
+def _variables(home: Path) -> Iterator[None]:
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         not_run("java is not installed (openjdk-17-jre-headless)")
     variables = {"HOME": str(home), "PYSPARK_PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
     variables["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", "")]))
     with changed_environment(**{name: value or None for name, value in variables.items()}):
+        yield
+
+
+@contextlib.contextmanager
+def session(master: str, home: Path, **conf: str) -> Iterator[Any]:
+    """A session whose workers use this Python. `conf`: names without `spark.`, and `_` for `.`."""
+    from pyspark.sql import SparkSession
+
+    with _variables(home):
         builder = SparkSession.builder.master(master).appName("tests")
         given = {
             "driver.memory": "1g",
@@ -49,6 +55,27 @@ def session(master: str, home: Path, **conf: str) -> Iterator[Any]:
             builder = builder.config(f"spark.{name}", value)
         spark = builder.getOrCreate()
         spark.sparkContext.setLogLevel("ERROR")
+        try:
+            yield spark
+        finally:
+            spark.stop()
+
+
+@contextlib.contextmanager
+def connect_session(master: str, home: Path) -> Iterator[Any]:
+    """A client of Spark Connect, and a server for it."""
+    from pyspark.sql import SparkSession
+
+    # The server's; a client can no longer set them.
+    given = {"driver.memory": "1g", "ui.enabled": "false", "ui.showConsoleProgress": "false", "log.level": "OFF"}
+    given |= {"local.dir": str(home), "sql.warehouse.dir": str(home / "warehouse")}
+    arguments = " ".join(f"--conf spark.{name}={value}" for name, value in given.items())
+    connect = {"SPARK_CONNECT_MODE_ENABLED": None, "SPARK_REMOTE": None, "SPARK_LOCAL_REMOTE": None}
+    with (
+        _variables(home),
+        changed_environment(PYSPARK_SUBMIT_ARGS=f"{arguments} pyspark-shell", SPARK_LOCAL_IP="127.0.0.1", **connect),
+    ):
+        spark = SparkSession.builder.remote(master).getOrCreate()
         try:
             yield spark
         finally:

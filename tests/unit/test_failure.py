@@ -252,6 +252,12 @@ def test_a_rank_that_exits_before_init_is_not_called_late() -> None:
     assert report(cause, own, "h", []).splitlines()[0] == "horovodrun: rank 1 on host h exited with code 3"
 
 
+def test_the_hint_for_a_late_rank_names_the_limit_as_the_caller_knows_it() -> None:
+    cause = Cause(1, 1, "a", kind=LATE)
+    assert "; --start-timeout lets the others wait longer" in report(cause, [], "h", [])
+    assert "; HOROVOD_START_TIMEOUT lets the others" in report(cause, [], "h", [], "HOROVOD_START_TIMEOUT")
+
+
 def test_an_unknown_signal_is_shown_by_number() -> None:
     assert "was killed by signal 99" in report(Cause(0, -99), [RankExit(0, -99, 1.0)], "h", [])
 

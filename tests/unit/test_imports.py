@@ -39,7 +39,7 @@ ALLOWED = {
     "ray": {"core", "world", "settings", "launcher", "elastic", "torch", "runner"},  # torch: collectives between actors
     "data": {"core"},
     # Its estimators also the package of their framework.
-    "spark": {"horovod", "core", "world", "settings", "launcher", "data", "torch", "keras"},
+    "spark": {"horovod", "core", "world", "settings", "launcher", "data", "torch", "keras", "tensorflow"},
 }
 # The core stands on the world, which takes these leaves of it.
 LEAVES = {"exceptions", "native", "temporary_files", "wording"}

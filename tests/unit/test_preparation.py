@@ -22,7 +22,14 @@ SECRET = new_secret()
 
 
 def order(**fields: Any) -> dict[str, Any]:
-    common = {"secret": SECRET.hex(), "command": "sh", "path": os.defpath, "directory": "/", "network_interface": ""}
+    common: dict[str, Any] = {
+        "secret": SECRET.hex(),
+        "command": "sh",
+        "path": os.defpath,
+        "directory": "/",
+        "network_interface": "",
+    }
+    common["hints"] = {"program": "install it", "interface": "--nics"}
     return {**common, "addresses": [], "port": 1, "silence_s": 5.0, "time_s": None, "temporary": "", **fields}
 
 
@@ -49,6 +56,7 @@ def test_what_a_host_lacks_is_said(preparation: Preparation, tmp_path: Path) -> 
     assert problems(preparation, directory="/nowhere") == ["has no folder /nowhere"]
     assert problems(preparation, command="no-such-program") == ["has no program no-such-program"]
     assert problems(preparation, directory=str(tmp_path), command="./data") == ["has no program ./data"]
+    assert preparation.prepare(order(command="no-such-program"))["problems"][0][1] == "install it"
     (text,) = problems(preparation, network_interface="none7")
     assert text.startswith("has no network interface 'none7' with an IPv4 address; this host has ")
 

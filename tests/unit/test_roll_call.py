@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from horovod import __version__
 from horovod.launcher.job.roll_call import RollCall
+from horovod.launcher.job.spec import Terms
 
 
 def prepared(reached: list[str], problems: list[list[str]] | None = None, **unreached: str) -> dict[str, object]:
@@ -53,6 +54,18 @@ def test_a_late_host_is_reported_with_what_came_from_it() -> None:
     assert lines[1] == "  a did not answer within 2 s; the last that came from it was: checking your quota ..."
     assert str(call.report("it gets no workers")).startswith("host a is not ready; it gets no workers\n")
     assert lines[2].startswith("    hint: look on that host for a file system or a shell start file")
+    assert lines[2].endswith("--start-timeout gives hosts more time")
+
+
+def test_hints_have_the_names_of_the_caller() -> None:
+    call = RollCall(["a", "b"], ["10.0.0.1"], terms=Terms("tasks", "start_timeout", "HOROVOD_START_TIMEOUT", "nics"))
+    for host in "ab":
+        call.answers(host, prepared([], _1="refused"))
+    report = call.report() or ""
+    assert report.startswith("2 of 2 tasks are not ready") and "choose a network with nics, or look" in report
+    call = RollCall(["a"], [], terms=Terms("tasks", "start_timeout"))
+    call.is_late("a", 2.0)
+    assert "; start_timeout gives tasks more time" in (call.report() or "")
 
 
 def test_all_problems_of_all_hosts_are_in_one_report() -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 import threading
 import warnings
 from types import SimpleNamespace
@@ -12,13 +13,17 @@ from typing import Any
 import pytest
 
 import horovod.spark
+from horovod.launcher.function.run_task import Answer
 from horovod.launcher.job.supervision import Conclusion
 from horovod.settings import changed_environment
-from horovod.spark import runner
+from horovod.spark import assembly, job, runner
+from horovod.spark.assembly import Assembly
+from horovod.spark.common.backend import SparkBackend
+from horovod.spark.connect import Session
 from horovod.spark.gpus import GpusError, RankGpus, TaskGpus, assign
 from horovod.spark.job import reason_in
 from horovod.spark.slots import NoSlotsError, most_slots, wait_for_slots
-from horovod.spark.task import get_available_devices
+from horovod.spark.task import get_available_devices, outcome
 
 
 class Clock:
@@ -160,6 +165,10 @@ LACKS = "the Python of host b lacks hvd: /usr/bin/python3 (Python 3.11.2): No mo
             PYTHON + "pyspark.errors.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] 3.9 and 3.11\n" + TRACE,
             "Spark job has failed: pyspark.errors.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] 3.9 and 3.11",
         ),
+        (
+            "(org.apache.spark.SparkSQLException) [OPERATION_CANCELED] Operation has been canceled. SQLSTATE: HY008\n",
+            "Spark job has failed: Operation has been canceled.",
+        ),
         ("Answer from Java side is empty", "Spark job has failed: Answer from Java side is empty"),
         (
             "An exception was thrown from the Python worker:\nTraceback (most recent call last):\n"
@@ -189,34 +198,41 @@ class Context:
         return []
 
 
-def test_tasks_of_another_version_are_told_in_one_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "active_context", lambda _: Context())
-    job = runner._Job("horovod.spark.run", None, None, 1, None, said := io.StringIO())
+def session(_: str) -> Session:
+    return Session(Context())
+
+
+def test_the_number_of_processes_is_inferred(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "active_session", session)
+    runner._Job("horovod.spark.run", None, None, 1, None, said := io.StringIO())
     assert said.getvalue() == "horovod.spark: 2 processes, inferred from spark.default.parallelism\n"
+
+
+def test_tasks_of_another_version_are_told_in_one_report() -> None:
+    tasks = Assembly("horovod.spark.run", 2, print)
     one = {"event": "refused", "version": "0.1", "python": "/usr/bin/python3 (Python 3.11.2)"}
-    job._on_event({**one, "index": 0, "hostname": "a"}, None)  # type: ignore[arg-type]
+    tasks._on_event({**one, "index": 0, "hostname": "a"}, None)  # type: ignore[arg-type]
     with pytest.raises(RuntimeError) as caught:
-        job._on_event({**one, "index": 1, "hostname": "b"}, None)  # type: ignore[arg-type]
+        tasks._on_event({**one, "index": 1, "hostname": "b"}, None)  # type: ignore[arg-type]
     assert str(caught.value).splitlines()[:3] == [
         f"horovod.spark.run: the driver has hvd {horovod.__version__}, but 2 of 2 tasks have another version",
         "  host a has hvd 0.1 in /usr/bin/python3 (Python 3.11.2)",
         "  host b has hvd 0.1 in /usr/bin/python3 (Python 3.11.2)",
     ]
-    assert job._progress(12.0, 600.0) == "0 of 2 tasks run after 12 s; the job ends in 588 s (start_timeout)"
-    job._here = {index: {"hostname": name} for index, name in enumerate("aba")}
-    assert job._progress(12.0, 600.0).startswith("3 of 2 tasks run after 12 s (hosts a:2 b:1); the job ends")
-    assert "3 of 2 tasks came within 5 s: task 0 on a, task 1 on b, task 2 on a\nhint: " in job._late(5.0)
+    assert tasks._progress(12.0, 600.0) == "0 of 2 tasks run after 12 s; the job ends in 588 s (start_timeout)"
+    tasks._here = {index: {"hostname": name} for index, name in enumerate("aba")}
+    assert tasks._progress(12.0, 600.0).startswith("3 of 2 tasks run after 12 s (hosts a:2 b:1); the job ends")
+    assert "3 of 2 tasks came within 5 s: task 0 on a, task 1 on b, task 2 on a\nhint: " in tasks._late(5.0)
 
 
-def test_only_the_ranks_of_the_executor_that_was_lost_first_end_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_ranks_of_the_executor_that_was_lost_first_end_with_it() -> None:
     """Spark ends the other tasks of the stage, whose agents are lost, too."""
-    monkeypatch.setattr(runner, "active_context", lambda _: Context())
-    job = runner._Job("horovod.spark.run", 4, None, 0, None, None)
-    job._names = [f"task {rank}" for rank in range(4)]
-    job._order = [{"hostname": "b", "executor": executor} for executor in (5, 7, 7, 5)]
+    tasks = Assembly("horovod.spark.run", 4, print)
+    tasks._names = [f"task {rank}" for rank in range(4)]
+    tasks._order = [{"hostname": "b", "executor": executor} for executor in (5, 7, 7, 5)]
     spark = SimpleNamespace(why=lambda: "Spark job has failed: executor 3 was lost: 137")
     end = Conclusion("the words of the job", lost=("task 2", "task 0", "task 1", "task 3"))
-    assert str(job._failed(spark, end)).splitlines() == [  # type: ignore[arg-type]
+    assert str(tasks._failed(spark, end)).splitlines() == [  # type: ignore[arg-type]
         "horovod.spark.run: Spark job has failed: executor 3 was lost: 137; ranks 1, 2 on b ended with it",
         "the words of the job",
     ]
@@ -226,7 +242,7 @@ def test_the_ranks_of_a_host_are_neighbours_and_that_of_task_0_comes_first() -> 
     tasks = [
         {"index": index, "hostname": name, "machine": "m"} for index, name in ((3, "b"), (0, "c"), (2, "c"), (1, "b"))
     ]
-    assert [task["index"] for task in runner._by_host(tasks)] == [0, 2, 1, 3]
+    assert [task["index"] for task in assembly._by_host(tasks)] == [0, 2, 1, 3]
 
 
 def test_an_open_network_is_warned_of_unless_spark_protects_it() -> None:
@@ -263,11 +279,70 @@ def test_what_cannot_work_is_refused_before_anything_starts(
 def test_numbers_of_an_elastic_job_that_do_not_fit(
     least: int, size: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "active_context", lambda _: Context())
+    monkeypatch.setattr(runner, "active_session", session)
     with pytest.raises(ValueError, match="horovod.spark.run_elastic: (min_num_proc|num_proc) is ."):
         horovod.spark.run_elastic(nothing, num_proc=size, min_num_proc=least, max_num_proc=most)
     with pytest.raises(ValueError), pytest.warns(DeprecationWarning, match="min_np is deprecated, use min_num_proc"):
         horovod.spark.run_elastic(nothing, num_proc=size, min_np=least, max_num_proc=most)
+
+
+def test_an_estimators_ranks_get_the_drivers_variables_but_for_those_of_its_machine() -> None:
+    own = {"PATH": "/driver", "HOME": "/home/driver", "CUDA_VISIBLE_DEVICES": "3", "SPARK_HOME": "/spark"}
+    with changed_environment(**own, PYTHONPATH="/driver", NCCL_DEBUG="INFO", AWS_REGION="eu"):
+        environment = SparkBackend(2)._env
+    assert not {*own, "PYTHONPATH"} & set(environment)
+    assert (environment["NCCL_DEBUG"], environment["AWS_REGION"]) == ("INFO", "eu")
+    assert SparkBackend(2, {"PATH": "/given"})._env == {"PATH": "/given"}
+
+
+def test_what_task_0_brings_is_what_the_driver_gets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The output keeps its order and its end, answers travel in pieces, and an error is raised as it is."""
+    monkeypatch.setattr(outcome, "_PIECE_BYTES", 8)
+    output = outcome.Output(40, log := io.StringIO())
+    for count, stream in enumerate(("stdout", "stderr", "stdout", "stderr")):
+        output.stream(stream).write(f"{count} of the lines\n")
+    data = [pickle.dumps(Answer(rank, value=[rank] * 9)) for rank in (0, 1)]
+    end = outcome.rows_of_end(data, 0, Conclusion(), ["a", "b"])
+    came = outcome.Came([*output.rows(), *end])
+    lost = "horovod.spark: 30 bytes of output came before this; the log of task 0 has them\n"
+    assert came.output == [("stderr", lost), ("stdout", "2 of the lines\n"), ("stderr", "3 of the lines\n")]
+    assert log.getvalue().startswith("0 of the lines\n1 of")
+    assert came.results("f", 2) == [[0] * 9, [1] * 9]
+    failed = pickle.dumps(Answer(1, error=KeyError("x"), traceback="a trace"))
+    with pytest.raises(KeyError) as caught:
+        outcome.Came(outcome.rows_of_end([data[0], failed], 1, Conclusion("why"), ["a", "b"])).results("f", 2)
+    assert "rank 1 on host b:\na trace" in str(caught.value.__cause__)
+    with pytest.raises(RuntimeError, match="no result from rank 0, 1\nwhy"):
+        outcome.Came(outcome.rows_of_end([b"", b""], 1, Conclusion("why"), ["a", "b"])).results("f", 2)
+    with pytest.raises(TimeoutError, match="late"):
+        outcome.Came(outcome.rows_of_error(TimeoutError("late"))).results("f", 2)
+
+
+def test_a_task_of_another_version_says_so_before_it_supervises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "__version__", "0.0.1")
+    task = job.supervised_task_of({})
+    with pytest.raises(
+        RuntimeError, match="the driver has hvd 0.0.1, but host .* has hvd .* in .*\nhint: install hvd 0"
+    ):
+        task(0, None)
+
+
+def test_a_job_supervised_in_task_0_needs_a_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = session("")
+    monkeypatch.setattr(runner, "active_session", lambda _: own)
+    with changed_environment(HOROVOD_SPARK_SUPERVISOR="task"):
+        with pytest.raises(
+            ValueError, match="an elastic job outlives its tasks\nhint: HOROVOD_SPARK_SUPERVISOR=driver"
+        ):
+            horovod.spark.run_elastic(nothing, num_proc=2)
+        own.conf["spark.dynamicAllocation.enabled"] = "true"
+        with pytest.raises(ValueError, match="needs a barrier stage.*\nhint: HOROVOD_SPARK_SUPERVISOR=driver, or no"):
+            horovod.spark.run(nothing, num_proc=2)
+
+
+def test_horovod_runner_knows_two_levels_of_output() -> None:
+    with pytest.raises(ValueError, match="driver_log_verbosity='none': expected all or log_callback_only"):
+        horovod.spark.HorovodRunner(2, "none")
 
 
 def test_the_names_of_conf_are_pairs_for_both_names_of_spark() -> None:

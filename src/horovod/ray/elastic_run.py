@@ -86,6 +86,7 @@ class Plan:
             start_s=float(setting_of(self.settings, "timeout_s", 300)),
             join_s=own.elastic_join_s,
             cooldown=(lambda _: None) if cooldown is None else cooldown.seconds,
+            start_name="timeout_s",
         )
 
 

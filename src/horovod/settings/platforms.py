@@ -29,6 +29,13 @@ class PlatformSettings:
         "horovod.spark.run leaves CUDA_VISIBLE_DEVICES as it is, whatever GPUs Spark gave its tasks: a rank takes the "
         "GPU of its local rank.",
     )
+    spark_supervisor: str = setting(
+        "HOROVOD_SPARK_SUPERVISOR",
+        kinds.choice("driver", "task"),
+        "driver",
+        "Where the process that supervises a job of horovod.spark.run is: in the driver, which all tasks then connect "
+        "to, or in task 0; output and results then come through Spark, at the end.",
+    )
     spark_devices: str = setting(
         "HOROVOD_SPARK_DEVICES",
         kinds.text(),

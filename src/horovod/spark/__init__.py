@@ -4,8 +4,9 @@
 from horovod.core.missing import watch
 from horovod.spark import conf
 from horovod.spark.dataframe import run_on_dataframe
+from horovod.spark.horovod_runner import HorovodRunner
 from horovod.spark.runner import run, run_elastic
 
-__all__ = ["conf", "run", "run_elastic", "run_on_dataframe"]
+__all__ = ["HorovodRunner", "conf", "run", "run_elastic", "run_on_dataframe"]
 
 watch(__name__)

@@ -13,6 +13,7 @@ is needed. Estimators without a store use the same way (`run_with_rows`).
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -34,6 +35,7 @@ _START_S = 86400.0  # Spark computes the DataFrame in that time
 Call = tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]
 
 
+# The arguments that run has too: jscpd:ignore-start
 def run_on_dataframe(
     fn: Callable[..., Any],
     df: Any,
@@ -53,6 +55,7 @@ def run_on_dataframe(
     prefix_output_with_timestamp: bool = False,
     executable: str | None = None,
 ) -> list[Any]:
+    # jscpd:ignore-end
     """Runs fn(rows, *args, **kwargs) in `num_proc` Spark tasks; returns the results in rank order.
 
     `rows` is a horovod.data.ParquetReader over the rank's share of the DataFrame: each iteration is an epoch, and
@@ -91,26 +94,34 @@ def run_on_dataframe(
     )
 
 
+@dataclasses.dataclass
+class _Others:
+    """Keywords of run."""
+
+    stdout: Any = None
+    stderr: Any = None
+    verbose: int = 1
+    nics: Sequence[str] | set[str] | None = None
+    prefix_output_with_timestamp: bool = False
+    executable: str | None = None
+
+
 def run_with_rows(
     start: Callable[[Sequence[Part], Mapping[str, Any]], Call],
     frame: Any,
     num_proc: int | None = None,
     start_timeout: float | None = None,
     env: Mapping[str, str] | None = None,
-    stdout: Any = None,
-    stderr: Any = None,
-    verbose: int = 1,
-    nics: Sequence[str] | set[str] | None = None,
-    prefix_output_with_timestamp: bool = False,
-    executable: str | None = None,
+    **keywords: Any,
 ) -> list[Any]:
-    """Runs a function as ranks on the rows of a DataFrame that `selected` has made.
+    """Runs a function as ranks on the rows of a DataFrame that `selected` has made. `keywords`: see `run`.
 
     `start`: called once the rows are written, with the training and the validation rows and the shapes of the columns;
     gives the function, its arguments and keywords. The function's first argument are the plans of its rows (`opened`).
     """
-    interface = _checked(num_proc, nics, _NAME)
-    job = _Job(_NAME, num_proc, env, verbose, stdout, stderr)
+    others = _Others(**keywords)
+    interface = _checked(num_proc, others.nics, _NAME)
+    job = _Job(_NAME, num_proc, env, others.verbose, others.stdout, others.stderr)
     columns = [name for name in frame.columns if name != VALIDATION]
 
     def task(tasks: list[dict[str, Any]]) -> bytes:
@@ -127,9 +138,9 @@ def run_with_rows(
         _START_S if start_timeout is None else start_timeout,
         elastic=None,
         frame=frame,
-        python=executable or "",
+        python=others.executable or "",
         interface=interface,
-        timestamps=prefix_output_with_timestamp,
+        timestamps=others.prefix_output_with_timestamp,
     )
 
 

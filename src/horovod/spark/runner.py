@@ -11,39 +11,33 @@ function and its results do not pass through Spark (launcher/function/exchange.p
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import selectors
 import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from horovod import __version__
 from horovod.core import tracebacks
-from horovod.core.exceptions import HorovodInternalError
 from horovod.core.wording import counted
-from horovod.launcher.function.answers import answer_of, memory, read, results, those_that_count
+from horovod.launcher.function.answers import answer_of
 from horovod.launcher.function.run_task import dumps
 from horovod.launcher.function.supervised import Supervised, put
-from horovod.launcher.job.supervision import Conclusion
-from horovod.settings import Settings, current_environment, environment_of
-from horovod.spark import gpus
-from horovod.spark.job import SparkJob, active_context
-from horovod.spark.slots import is_local, slots_now, wait_for_slots
-from horovod.world.network import interface_address, own_addresses
+from horovod.settings import Settings, current_environment
+from horovod.spark.assembly import PROGRESS_S, SPARK_END_S, Assembly, late, progress
+from horovod.spark.connect import active_session
+from horovod.spark.job import SparkJob, supervised_task_of, task_of
+from horovod.spark.slots import is_local, wait_for_slots
+from horovod.spark.task.outcome import Came
+from horovod.world.network import interface_address
 from horovod.world.secret import new_secret
-from horovod.world.topology import places_of, ranks_text
 
 __all__ = ["run", "run_elastic"]
 
 _NAME = "horovod.spark.run"
 _ELASTIC = "horovod.spark.run_elastic"
-_PROGRESS_S = 10.0
-_SPARK_END_S = 15.0  # for Spark to tell what has become of an executor, or to end a job whose ranks have ended
-_ELASTIC_END_S = 3.0  # tasks that Spark has started anew, and that find no job, would be started again and again
+_LOOK_S = 0.5  # for Spark's tasks, of which it sends no word
 _numbers = itertools.count()
 
 
@@ -167,23 +161,15 @@ class _Job:
         self, name: str, size: int | None, env: Mapping[str, str] | None, verbose: int, stdout: Any, stderr: Any
     ) -> None:
         self._name = name
-        self._context = context = active_context(name)
-        self._conf = dict(context.getConf().getAll())
+        self._session = active_session(name)
         self._environment = {name: str(value) for name, value in (env or {}).items()}
         self._settings = Settings.from_environment({**current_environment(), **self._environment})
         self._verbose = verbose
         self._stdout = sys.stdout if stdout is None else stdout
         self._stderr = sys.stderr if stderr is None else stderr
-        self._size = context.defaultParallelism if size is None else size
+        self._size = self._session.default_size() if size is None else size
         if size is None:
             self._say(f"{counted(self._size, 'process', 'processes')}, inferred from spark.default.parallelism")
-        self._here: dict[int, dict[str, Any]] = {}  # the tasks that have come, by index
-        self._refused: dict[int, dict[str, Any]] = {}  # those of another version
-        self._started = False
-        self._elastic: dict[str, Any] | None = None
-        self._make_task: Callable[[list[dict[str, Any]]], object] | None = None  # writes the ranks' task
-        self._order: list[dict[str, Any]] = []  # the tasks by rank, once a job has started that is not elastic
-        self._names: list[str] = []  # of their agents
 
     @property
     def size(self) -> int:
@@ -212,169 +198,59 @@ class _Job:
         **plan: Any,
     ) -> list[Any]:
         """`task`, if it is a function: gets what the tasks say, in rank order. `frame`: gives the tasks its rows."""
-        self._elastic = elastic
-        places = self._size if elastic is None else elastic["max_np"]
+        session, in_task = self._session, self._settings.spark_supervisor == "task"
         limit_s = self._settings.spark_start_timeout_s if start_timeout is None else float(start_timeout)
         begun = time.monotonic()
-        deadline = begun + limit_s
-        master = self._context.master
-        wait_for_slots(self._size, master, self._conf, lambda: slots_now(self._context), deadline, self._say_slots)
-        _warn_of_open_network(master, self._conf)
-        secret = new_secret()
-        with contextlib.ExitStack() as stack:
-            paths = memory(stack, ["task", *(f"result-{rank}" for rank in range(places)), "conclusion"])
-            if isinstance(task, bytes):
-                Path(paths[0]).write_bytes(task)
-            else:
-                self._make_task = lambda tasks: Path(paths[0]).write_bytes(task(tasks))
-            if is_local(master) and not plan["interface"]:
-                plan["interface"] = "lo"
-            supervised = Supervised(
-                self._stdout,
-                self._stderr,
-                secret=secret,
-                size=places,
-                elastic=elastic,
-                environment=self._environment,
-                task=paths[0],
-                answers=paths[1:-1],
-                conclusion=paths[-1],
-                verbose=self._verbose,
-                start_timeout_s=limit_s,
-                **plan,
-            )
-            spark: SparkJob | None = None
-            try:
-                listens = next(iter(supervised.events()), None)
-                if listens is None:
-                    raise RuntimeError(
-                        f"{self._name}: the process that supervises the job has ended: see its words on stderr"
-                    )
-                barrier = elastic is None and not self._is_dynamic()
-                spark = SparkJob(self._context, next(_numbers), places, barrier, frame)
-                spark.start(self._addresses(master, plan["interface"]), listens["port"], secret, elastic is not None)
-                self._lead(supervised, spark, begun, limit_s)
-                code = supervised.wait()
-                spark.wait(_SPARK_END_S if elastic is None else _ELASTIC_END_S)
-            except BaseException:
-                supervised.end()
-                try:
-                    supervised.wait()
-                finally:  # even if Ctrl-C comes once more
-                    if spark is not None:
-                        spark.cancel(_SPARK_END_S)
-                raise
-            spark.cancel(_SPARK_END_S)
-            answers = [answer_of(rank, path) for rank, path in enumerate(paths[1:-1])]
-            end = read(paths[-1])
-        return self._results(answers, code, end, spark)
+        session.refuse(self._name, in_task, elastic is not None, frame is not None)
+        wait_for_slots(self._size, session.master, session.conf, session.slots, begun + limit_s, self._say_slots)
+        _warn_of_open_network(session.master, session.conf)
+        if session.is_on_this_machine and not plan["interface"]:
+            plan["interface"] = "lo"
+        plan |= {"secret": new_secret(), "environment": self._environment, "verbose": self._verbose}
+        plan["start_timeout_s"] = limit_s
+        if in_task:
+            assert isinstance(task, bytes)
+            return self._run_in_task(task, begun, plan)
+        places = self._size if elastic is None else elastic["max_np"]
 
-    def _is_dynamic(self) -> bool:
-        """True if executors come and go, with which Spark has no barriers.
+        def begin(_: Supervised, port: int) -> SparkJob:
+            spark = session.job(next(_numbers), places, elastic is None and not session.is_dynamic, frame)
+            addresses = session.addresses(plan["interface"])
+            spark.start(task_of(addresses, port, plan["secret"], elastic is not None, session.unreachable))
+            return spark
 
-        With a barrier, two jobs that each have half of their slots do not wait for each other.
-        """
-        return str(self._conf.get("spark.dynamicAllocation.enabled", "false")).lower() == "true"
+        assembly = Assembly(self._name, self._size, self._say, self._settings.spark_local_rank_gpu, elastic)
+        return assembly.results(assembly.run(task, self._stdout, self._stderr, begin, answer_of, begun, plan))
 
-    def _addresses(self, master: str, interface: str) -> list[str]:
-        """Where the tasks look for the driver, the best first."""
-        if interface == "lo":
-            return ["127.0.0.1"]
-        named = self._conf.get("spark.driver.host")
-        return list(dict.fromkeys([*([named] if named else []), *own_addresses()]))
+    def _run_in_task(self, task: bytes, begun: float, plan: dict[str, Any]) -> list[Any]:
+        """The supervising process is in task 0, which brings what it has as rows (task/supervise.py)."""
+        self._say("what the ranks print comes at the end (HOROVOD_SPARK_SUPERVISOR=task); task 0 also logs it")
+        spark = self._session.job(next(_numbers), self._size, True)
+        rules = {"name": self._name, "size": self._size, "local_rank_gpu": self._settings.spark_local_rank_gpu}
+        try:
+            spark.start(supervised_task_of({"task": task, "plan": plan, **rules}))
+            self._wait(spark, begun, plan["start_timeout_s"])
+        finally:
+            spark.cancel(SPARK_END_S)
+        if spark.error is not None:
+            raise RuntimeError(f"{self._name}: {spark.why()}")
+        came = Came(spark.rows)
+        for stream, text in came.output:
+            put(self._stdout if stream == "stdout" else self._stderr, text)
+        return came.results(self._name, self._size)
 
-    def _lead(self, supervised: Supervised, spark: SparkJob, begun: float, limit_s: float) -> None:
-        """Returns when the supervising process has ended. Raises if the job cannot start, or Spark cancels it."""
-        tell_at = begun + _PROGRESS_S
-        give_up_at: float | None = None  # once Spark's job has failed
+    def _wait(self, spark: SparkJob, begun: float, limit_s: float) -> None:
+        """Until Spark's job has ended. Raises TimeoutError if its tasks do not start in time."""
+        tell_at, runs = begun + PROGRESS_S, False
         with selectors.DefaultSelector() as selector:
-            selector.register(supervised, selectors.EVENT_READ)
             selector.register(spark, selectors.EVENT_READ)
-            while not supervised.ended:
-                times = [give_up_at] if self._started else [begun + limit_s, tell_at, give_up_at]
-                left = [at - time.monotonic() for at in times if at is not None]
-                ready = [key.fileobj for key, _ in selector.select(max(0.0, min(left)) if left else None)]
-                if supervised in ready:
-                    for event in supervised.events():
-                        self._on_event(event, supervised)
-                if spark in ready:
-                    selector.unregister(spark)
-                    if spark.error is None and self._make_task is not None and not self._here:
-                        self._make_task([])  # Spark starts no task for a DataFrame that it knows to be empty
-                    if spark.error is not None and (not self._started or self._elastic or spark.was_cancelled):
-                        raise self._failed(spark)
-                    give_up_at = time.monotonic() + _SPARK_END_S
-                now = time.monotonic()
-                if give_up_at is not None and now >= give_up_at:
-                    raise self._failed(spark)
-                if not self._started and now >= begun + limit_s:
-                    raise TimeoutError(self._late(limit_s))
-                if not self._started and now >= tell_at:
-                    tell_at = now + _PROGRESS_S
-                    self._say(self._progress(now - begun, limit_s))
-
-    def _on_event(self, event: dict[str, Any], supervised: Supervised) -> None:
-        if self._started:
-            return  # one more that has come: the supervising process deals with it
-        index = event["index"]
-        if event["event"] == "came":
-            self._here[index] = event
-        elif event["event"] == "left":
-            if self._here.get(index, event)["number"] == event["number"]:
-                self._here.pop(index, None)
-        elif event["version"] != __version__:
-            self._refused[index] = event
-        if len(self._here) + len(self._refused) < self._size:
-            return
-        if self._refused:
-            raise RuntimeError(self._of_other_versions())
-        self._started = True
-        if self._elastic is not None:
-            supervised.order("start", agents=None)
-            return
-        self._order = _by_host(list(self._here.values()))
-        if self._make_task is not None:
-            self._make_task(self._order)
-        places = places_of(self._order)
-        self._names = names = [
-            f"task {one['index']} on {place['hostname']}" for one, place in zip(self._order, places, strict=True)
-        ]
-        given = [
-            gpus.TaskGpus(place["hostname"], tuple(one["gpus"]), one["visible_gpus"])
-            for one, place in zip(self._order, places, strict=True)
-        ]
-        seen = gpus.assign(given, self._settings.spark_local_rank_gpu)
-        environments = {
-            name: {
-                **environment_of(spark_devices=",".join(one.own) or None),
-                **({"CUDA_VISIBLE_DEVICES": one.visible} if one.visible else {}),
-            }
-            for name, one in zip(names, seen, strict=True)
-        }
-        agents = {one["number"]: name for one, name in zip(self._order, names, strict=True)}
-        supervised.order("start", agents=agents, names=names, places=places, environments=environments)
-
-    def _results(self, answers: list[Any], code: int, end: Any, spark: SparkJob) -> list[Any]:
-        errors = [answer.error for answer in answers if answer is not None and answer.error is not None]
-        complete = not errors and None not in answers if self._elastic is None else end.has_trained
-        # A rank's own error goes before what Spark says of the executors, which goes before what their loss causes.
-        if spark.error is not None and not complete and all(isinstance(one, HorovodInternalError) for one in errors):
-            raise self._failed(spark, end)
-        if self._elastic is not None:
-            return results(those_that_count(answers, code, end, self._name), code, end.text, self._name)
-        hosts = [one["hostname"] for one in self._order]
-        return results(answers, code, end.text, self._name, hosts, peers=False)
-
-    def _failed(self, spark: SparkJob, end: Conclusion | None = None) -> RuntimeError:
-        """The error for a job that Spark has ended."""
-        text = f"{self._name}: {spark.why()}"
-        if end is not None and end.lost:
-            # The first one's executor: Spark itself ends the tasks of the others then.
-            executors = [(one["hostname"], one["executor"]) for one in self._order]
-            first = executors[self._names.index(end.lost[0])]
-            ranks = [rank for rank, name in enumerate(self._names) if name in end.lost and executors[rank] == first]
-            text += f"; {ranks_text(ranks)} on {first[0]} ended with it"
-        return RuntimeError("\n".join([text, *([end.text] if end is not None and end.text else [])]))
+            while not selector.select(None if runs else _LOOK_S):
+                runs, now = spark.runs(), time.monotonic()
+                if not runs and now >= begun + limit_s:
+                    raise TimeoutError(late(0, self._size, limit_s))
+                if not runs and now >= tell_at:
+                    tell_at = now + PROGRESS_S
+                    self._say(progress(0, self._size, now - begun, limit_s))
 
     # texts
 
@@ -384,44 +260,6 @@ class _Job:
 
     def _say_slots(self, slots: int) -> None:
         self._say(f"{self._size} tasks need as many slots; Spark has {slots} now")
-
-    def _progress(self, seconds: float, limit_s: float) -> str:
-        hosts = [one["hostname"] for one in self._here.values()]
-        where = " ".join(f"{host}:{hosts.count(host)}" for host in dict.fromkeys(hosts))
-        return (
-            f"{len(hosts)} of {counted(self._size, 'task')} run after {seconds:.0f} s"
-            f"{f' (hosts {where})' if where else ''}; the job ends in {limit_s - seconds:.0f} s (start_timeout)"
-        )
-
-    def _late(self, limit_s: float) -> str:
-        here = [f"task {index} on {one['hostname']}" for index, one in sorted(self._here.items())]
-        return (
-            f"Timed out waiting for Spark tasks to start: {len(here)} of {counted(self._size, 'task')} came within "
-            f"{limit_s:g} s{': ' + ', '.join(here) if here else ''}\n"
-            "hint: each process needs a Spark task of its own: does Spark have so many free slots? A larger "
-            "start_timeout gives a cluster time to start executors"
-        )
-
-    def _of_other_versions(self) -> str:
-        others = f"{len(self._refused)} of {counted(self._size, 'task')}"
-        lines = [
-            f"  host {one['hostname']} has hvd {one['version']} in {one['python']}" for one in self._refused.values()
-        ]
-        return "\n".join(
-            [
-                f"{self._name}: the driver has hvd {__version__}, but {others} have another version",
-                *dict.fromkeys(lines),
-                f"hint: install hvd {__version__} into the Python of the executors; spark.pyspark.python names another "
-                "one",
-            ]
-        )
-
-
-def _by_host(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The tasks in rank order: the ranks of a host are neighbours, and the host of task 0 comes first."""
-    tasks = sorted(tasks, key=lambda one: int(one["index"]))
-    hosts = list(dict.fromkeys((one["hostname"], one["machine"]) for one in tasks))
-    return sorted(tasks, key=lambda one: hosts.index((one["hostname"], one["machine"])))
 
 
 def _warn_of_open_network(master: str, conf: Mapping[str, str]) -> None:

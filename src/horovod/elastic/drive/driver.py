@@ -62,6 +62,7 @@ class Limits:
 
     `start_s`: how long a worker of the first world may take until it is ready, once another one is. `join_s`: how long
     one may that is started later. `cooldown`: for how long a host is not used after so many failures; None: for good.
+    `start_name`: of start_s, for the user.
     """
 
     slots_s: float
@@ -70,6 +71,7 @@ class Limits:
     start_s: float
     join_s: float
     cooldown: Callable[[int], float | None]
+    start_name: str = "--start-timeout"
 
 
 class LauncherPort(Protocol):
@@ -304,7 +306,7 @@ class Driver:
         for number, (at, limit_s) in self._start_limits().items():
             if at <= now:
                 del self._started_s[number]
-                flag = "HOROVOD_ELASTIC_JOIN_SECONDS" if self.job.generation else "--start-timeout"
+                flag = "HOROVOD_ELASTIC_JOIN_SECONDS" if self.job.generation else self._limits.start_name
                 self._launcher.kill(number, f"was ended: it was not ready within {limit_s:g} s ({flag})")
         for number, one in self._raised.items():
             self._look_at_raised(number, one, now)

@@ -16,9 +16,10 @@ from typing import Any
 from horovod.core.exceptions import HorovodInternalError
 from horovod.core.temporary_files import memory_file
 from horovod.launcher.function.run_task import Answer
+from horovod.launcher.host.processes import signal_name
 from horovod.launcher.job.supervision import Conclusion
 
-__all__ = ["WorkerTraceback", "answer_of", "memory", "read", "results", "those_that_count", "write"]
+__all__ = ["WorkerTraceback", "answer_in", "answer_of", "memory", "read", "results", "those_that_count", "write"]
 
 
 class WorkerTraceback(Exception):
@@ -42,7 +43,11 @@ def memory(stack: contextlib.ExitStack, names: Sequence[str]) -> list[str]:
 
 def answer_of(rank: int, path: str) -> Answer | None:
     """The rank's answer; None if it has ended before it could write one."""
-    data = Path(path).read_bytes() if os.path.exists(path) else b""
+    return answer_in(rank, Path(path).read_bytes() if os.path.exists(path) else b"")
+
+
+def answer_in(rank: int, data: bytes) -> Answer | None:
+    """As answer_of, of the bytes themselves."""
     if not data:
         return None
     try:
@@ -107,9 +112,16 @@ def results(
     if silent:
         raise RuntimeError(
             f"{name}: the job ended with exit code {code}; no result from rank {', '.join(silent)}\n"
-            + (words.rstrip("\n") or "hint: what horovodrun said last on stderr names the cause")
+            + (words.rstrip("\n") or _without_words(code))
         )
     if code != 0:
         # Every function has returned: an exit handler failed, or a process that a rank left behind.
-        warnings.warn(f"{name}: all ranks gave results, but the job ended with exit code {code}", stacklevel=3)
+        why = f"\n{words.rstrip()}" if words else ""
+        warnings.warn(f"{name}: all ranks gave results, but the job ended with exit code {code}{why}", stacklevel=3)
     return [answer.value for answer in answers if answer is not None]
+
+
+def _without_words(code: int) -> str:
+    if code < 0:
+        return f"the process that supervised the job was killed by {signal_name(-code)}"
+    return "hint: what horovodrun said last on stderr names the cause"

@@ -29,7 +29,10 @@ __all__ = ["Answer", "dumps"]
 
 @dataclasses.dataclass
 class Answer:
-    """`worker`: of an elastic job, its number. `time_ns`: when, on the clock that all processes of a machine share."""
+    """`worker`: of an elastic job, its number. `time_ns`: when, on the clock that all processes of a machine share.
+
+    `code`: the exit code of a rank that failed.
+    """
 
     rank: int
     value: Any = None
@@ -37,6 +40,7 @@ class Answer:
     traceback: str = ""
     time_ns: int = 0
     worker: int | None = None
+    code: int = 1
 
 
 def dumps(value: Any, what: str, parts: Mapping[str, Any] | None = None, name: str = "horovod.run") -> bytes:
@@ -115,7 +119,9 @@ def _called(rank: int, caller: _Caller) -> Answer:
     except SystemExit as end:
         # As a SystemExit it would end the caller without a word.
         text = f"rank {rank} called sys.exit({end.code!r})"
-        return Answer(rank, error=RuntimeError(text), traceback=f"{text}\n{tracebacks.formatted(end)}")
+        code = end.code & 0xFF if isinstance(end.code, int) else 1
+        trace = f"{text}\n{tracebacks.formatted(end)}"
+        return Answer(rank, error=RuntimeError(text), traceback=trace, code=code or 1)
 
 
 def _portable(answer: Answer) -> tuple[Answer, bytes]:
@@ -165,7 +171,7 @@ def main() -> int:
     caller.answer(answer.rank, data)
     if error is not None:
         raised.begin(error, settings.raised_grace_s)
-    return 0 if answer.error is None else 1
+    return 0 if answer.error is None else answer.code
 
 
 if __name__ == "__main__":

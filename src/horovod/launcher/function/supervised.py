@@ -35,7 +35,7 @@ from horovod.launcher.function.exchange import Exchange
 from horovod.launcher.host import processes
 from horovod.launcher.host.lines import LineReader, line
 from horovod.launcher.job.fixed_job import FixedJob
-from horovod.launcher.job.spec import ElasticPlan, Job, Joined
+from horovod.launcher.job.spec import ElasticPlan, Job, Joined, Terms
 from horovod.launcher.job.supervision import Conclusion, Supervision
 from horovod.launcher.options.hosts import RankIdentity
 from horovod.launcher.options.room import allow_open_files
@@ -61,7 +61,7 @@ class Supervised:
         `task`, `answers`, `conclusion`: paths of files (answers.py); `environment`: of the ranks, over their agent's
         own; `python`: of the ranks, "" for their agent's own; `verbose`: 0 to 2; `timestamps`: in the output;
         `start_timeout_s`: for the agents to be ready, once all are here; `elastic`: None, or the rules of an elastic
-        job (_elastic), whose agents are hosts of one slot each.
+        job (_elastic), whose agents are hosts of one slot each; `terms`: the caller's (job/spec.py).
         """
         ours, theirs = socket.socketpair()
         with theirs:
@@ -140,7 +140,15 @@ def _copy(pipe: IO[bytes], target: Any) -> None:
 
 
 class _Quiet(Supervision):
+    """Says nothing of the job's end: its caller raises an exception that does."""
+
     quiet = False
+
+    def say_interrupted(self, number: int) -> None:
+        pass
+
+    def conclude_with(self, text: str, **more: Any) -> None:
+        self._keep(Conclusion(text, **more))
 
     def _print(self, text: str) -> None:
         if not self.quiet:
@@ -229,6 +237,7 @@ def _job(plan: Mapping[str, Any], start: Mapping[str, Any], placement: JoinedPla
         network_interface=plan["interface"],
         verbose=plan["verbose"] > 1,
         prefix_timestamp=plan["timestamps"],
+        terms=Terms(**plan.get("terms", {})),
     )
 
 
@@ -254,6 +263,7 @@ def _elastic(rules: Mapping[str, Any], settings: Settings, placement: JoinedPlac
             start_s=settings.start_timeout_s,
             join_s=settings.elastic_join_s,
             cooldown=lambda _: None,
+            start_name="HOROVOD_START_TIMEOUT",
         ),
         discovery=_Agents(placement),
         discovery_s=settings.elastic_discovery_s,

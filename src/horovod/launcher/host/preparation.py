@@ -101,13 +101,13 @@ class Preparation:
             hint = "the job's working directory must exist on all hosts: a shared folder, or a copy at the same path"
             problems.append([f"has no folder {directory}", hint])
         elif not _is_executable(command, directory, order["path"]):
-            hint = "the job's programs must be on all hosts: a shared folder, or an equal installation"
-            problems.append([f"has no program {command}", hint])
+            problems.append([f"has no program {command}", order["hints"]["program"]])
         if order["network_interface"]:
             try:
                 interface_address(order["network_interface"])
             except ValueError as error:
-                problems.append([f"has {error}", "--network-interface eth0,ib0 takes the first that a host has"])
+                hint = f"{order['hints']['interface']} eth0,ib0 takes the first that a host has"
+                problems.append([f"has {error}", hint])
         if order["time_s"] is not None:  # of an elastic job
             problems += host_health.problems(order["time_s"], order["temporary"])
         self._port, self._silence_s = order["port"], order["silence_s"]

@@ -85,7 +85,7 @@ class AgentGroup:
 
     def call(self, hosts: Sequence[str]) -> None:
         """Starts agents on these hosts; `on_roll_call` follows."""
-        call = RollCall(hosts, self._addresses, self._job.called)
+        call = RollCall(hosts, self._addresses, self._job.called, self._job.terms)
         self._calls.update(dict.fromkeys(hosts, call))
         self._left.extend(hosts)
         self._start_next()
@@ -285,6 +285,7 @@ class AgentGroup:
             "port": self._rendezvous.port,
             "silence_s": job.agent_timeout_s,
             "temporary": job.environment.get("TMPDIR", ""),
+            "hints": {"program": job.terms.program, "interface": job.terms.interface},
             "time_s": time.time() if job.elastic is not None else None,
         }
 

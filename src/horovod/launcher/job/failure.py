@@ -194,13 +194,19 @@ def describe_end(ended: RankExit, pid: int) -> str:
     return f"rank {ended.rank} (process {pid}) {how}"
 
 
-def report(cause: Cause, exits: Sequence[RankExit], hostname: str, last_lines: Sequence[Line]) -> str:
+def report(
+    cause: Cause,
+    exits: Sequence[RankExit],
+    hostname: str,
+    last_lines: Sequence[Line],
+    init_timeout: str = "--start-timeout",
+) -> str:
     """The last words of a failed job: what the rank said last, which rank it was and where, what happened, and a hint.
 
-    The cause comes last, so that it is what the user reads first on the terminal.
+    The cause comes last, so that it is what the user reads first on the terminal. `init_timeout`: the limit's name.
     """
     own = next((one for one in exits if one.rank == cause.rank), None)
-    happened, hint, code = _happened(cause, own)
+    happened, hint, code = _happened(cause, own, init_timeout)
     lines = last_words(cause.rank, own, last_lines)
     said = [line.text for line in last_lines if line.text.startswith(explain_command(""))]
     if code == "rank-failed" and said:  # an exception of ours, which the rank did not catch, has a code of its own
@@ -220,7 +226,7 @@ def report(cause: Cause, exits: Sequence[RankExit], hostname: str, last_lines: S
     return "\n".join([*lines, more])
 
 
-def _happened(cause: Cause, own: RankExit | None) -> tuple[str, str, str]:
+def _happened(cause: Cause, own: RankExit | None, init_timeout: str) -> tuple[str, str, str]:
     """The rank's end in words, a hint, which may be empty, and the code that is explained."""
     if cause.stopped_by and (own is None or own.asked):
         hint = "Ctrl-Z suspends a whole job; HOROVOD_FROZEN_TIMEOUT_SECONDS=0 lets ranks wait for one that is stopped"
@@ -233,7 +239,7 @@ def _happened(cause: Cause, own: RankExit | None) -> tuple[str, str, str]:
             return "shut down while other ranks still waited for it, and was ended", _EQUAL_STEPS, RankLeftError.code
         if cause.kind == LATE:
             hint = (
-                "look at its output for what it did instead of hvd.init(); --start-timeout lets the others wait longer"
+                f"look at its output for what it did instead of hvd.init(); {init_timeout} lets the others wait longer"
             )
             return "did not call init in time, and was ended", hint, LATE
         if cause.kind == "ABORTED" and "HOROVOD_NCCL_TIMEOUT_SECONDS" in cause.record:

@@ -222,7 +222,8 @@ class FixedJob(Supervision):
         if cause is None:
             return None
         hostname = self.job.ranks[cause.rank].hostname
-        self.conclude_with(report(cause, exits, hostname, self.outputs.last_lines(cause.rank)))
+        last_lines = self.outputs.last_lines(cause.rank)
+        self.conclude_with(report(cause, exits, hostname, last_lines, self.job.terms.init_timeout))
         return cause.exit_code
 
     def _or_late_rank(self, record: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -8,8 +8,11 @@ from typing import Any
 
 from horovod import __version__
 from horovod.core.exceptions import explain_command
+from horovod.launcher.job.spec import Terms
 
 __all__ = ["RollCall"]
+
+_OF_HOROVODRUN = Terms()
 
 
 class RollCall:
@@ -19,10 +22,15 @@ class RollCall:
     """
 
     def __init__(
-        self, hosts: Sequence[str], addresses: Sequence[str], called: Callable[[str], str] = "host {}".format
+        self,
+        hosts: Sequence[str],
+        addresses: Sequence[str],
+        called: Callable[[str], str] = "host {}".format,
+        terms: Terms = _OF_HOROVODRUN,
     ) -> None:
         self.hosts = list(hosts)
         self._called = called
+        self._terms = terms
         self.is_over = False  # the report was read
         self._problems: dict[str, list[tuple[str, str]]] = {host: [] for host in hosts}
         self._missing = set(hosts)
@@ -65,7 +73,7 @@ class RollCall:
         last = f"; the last that came from it was: {lines[-1]}" if lines else ""
         hint = (
             "look on that host for a file system or a shell start file (~/.bashrc) that hangs, and end the hanging "
-            "process there; --start-timeout gives hosts more time"
+            f"process there; {self._terms.start_timeout} gives {self._terms.hosts} more time"
         )
         self.fails(host, f"did not answer within {seconds:g} s{last}", hint)
 
@@ -85,7 +93,9 @@ class RollCall:
         if not problems:
             return None
         count = len(self._problems)
-        which = f"{len(problems)} of {count} hosts are" if count > 1 else f"{self._called(self.hosts[0])} is"
+        which = f"{self._called(self.hosts[0])} is"
+        if count > 1:
+            which = f"{len(problems)} of {count} {self._terms.hosts} are"
         lines = [f"{which} not ready; {then}"]
         for host, found in problems.items():
             for text, hint in found:
@@ -95,8 +105,8 @@ class RollCall:
     def _unreachable(self) -> dict[str, list[tuple[str, str]]]:
         """No address works for all: what each host could not reach."""
         hint = (
-            "all hosts must reach the same address of this host: choose a network with --network-interface, or look "
-            "for a firewall"
+            "all hosts must reach the same address of this host: choose a network with "
+            f"{self._terms.interface}, or look for a firewall"
         )
         return {
             host: [("cannot reach this host at " + ", ".join(f"{one} ({text})" for one, text in why.items()), hint)]

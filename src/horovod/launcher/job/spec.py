@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # other jobs start without them, and so earlier
     from horovod.elastic.drive.discovery import HostDiscovery, Hosts
     from horovod.elastic.drive.driver import Limits
 
-__all__ = ["OF_THIS_MACHINE", "ElasticPlan", "Job", "Joined"]
+__all__ = ["OF_THIS_MACHINE", "ElasticPlan", "Job", "Joined", "Terms"]
 
 # Variables that say where a process is, and whose: each machine has its own values. Slurm gives each node its GPUs.
 OF_THIS_MACHINE = {
@@ -35,6 +35,17 @@ OF_THIS_MACHINE = {
     "XDG_RUNTIME_DIR",
     "XDG_SESSION_ID",
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Terms:
+    """The names of a job's parts and limits in hints: horovodrun's by default. Other callers have other names."""
+
+    hosts: str = "hosts"
+    start_timeout: str = "--start-timeout"  # of the hosts
+    init_timeout: str = "--start-timeout"  # of the ranks
+    interface: str = "--network-interface"
+    program: str = "the job's programs must be on all hosts: a shared folder, or an equal installation"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +94,7 @@ class Job:
     notes: tuple[str, ...] = ()  # what --verbose says first
     elastic: ElasticPlan | None = None
     joined: Joined | None = None
+    terms: Terms = Terms()
 
     def placement_for(self, agent: str) -> Placement | None:
         """The way to this agent, which has the name of its host unless agents come by themselves."""

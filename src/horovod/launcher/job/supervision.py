@@ -78,7 +78,7 @@ class Supervision:
         try:
             self.server = RendezvousServer(secret, address)
         except OSError as error:
-            hint = "ranks use IPv4: `ip address show lo` must have 127.0.0.1; --network-interface names another one"
+            hint = f"ranks use IPv4: `ip address show lo` must have 127.0.0.1; {job.terms.interface} names another one"
             raise UsageError(f"no port can be opened at {address}: {error.strerror}\nhint: {hint}", 1) from error
         stack.callback(self.server.close)
         streams = {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
@@ -286,7 +286,7 @@ class Supervision:
             elif self._interrupted is None:
                 self._interrupted = number
                 self.terminate()
-                self.warn(f"{processes.signal_name(number)}: ending all ranks")
+                self.say_interrupted(number)
             elif number != signal.SIGHUP:  # a terminal that is closed may tell so twice
                 self._end_at_once()
 
@@ -315,6 +315,10 @@ class Supervision:
         if self._output_error is None:
             self._output_error = error
             self.terminate()
+
+    def say_interrupted(self, number: int) -> None:
+        """A signal has come, and the job ends."""
+        self.warn(f"{processes.signal_name(number)}: ending all ranks")
 
     # time
 
@@ -373,7 +377,10 @@ class Supervision:
         return 0
 
     def _interrupted_end(self) -> int | None:
-        return None if self._interrupted is None else 128 + self._interrupted
+        if self._interrupted is None:
+            return None
+        self._keep(Conclusion(f"horovodrun: {processes.signal_name(self._interrupted)}: all ranks were ended"))
+        return 128 + self._interrupted
 
     def _unwritten_end(self) -> int | None:
         if self._output_error is None:

@@ -28,7 +28,7 @@ def refuse_odd_path(path: str) -> None:
 
 
 def file_system(path: str, make: Callable[[], Any]) -> Any:
-    """What `make` gives. Raises ImportError or OSError that names the store."""
+    """Returns the result of `make`. Raises ImportError or OSError that names the store."""
     try:
         return make()
     except ImportError as error:

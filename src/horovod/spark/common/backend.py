@@ -7,23 +7,36 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from horovod.launcher.job.spec import OF_THIS_MACHINE
 from horovod.settings import current_environment
+from horovod.spark.connect import active_session
 
 __all__ = ["Backend", "SparkBackend", "default_num_proc"]
 
+# Variables that say where programs and their files are: an executor has its own.
+_OF_INSTALLATIONS = OF_THIS_MACHINE | {
+    "JAVA_HOME",
+    "LD_LIBRARY_PATH",
+    "LD_PRELOAD",
+    "PATH",
+    "PWD",
+    "PYTHONHOME",
+    "PYTHONPATH",
+    "SHELL",
+    "TMPDIR",
+    "VIRTUAL_ENV",
+}
+_OF_SYSTEMS = ("CONDA_", "HADOOP_", "KUBERNETES_", "PYSPARK_", "SLURM_", "SPARK_", "YARN_")
 _OF_MPI = ("use_mpi", "use_gloo", "extra_mpi_args")  # keywords of run that choose what is the only way
 
 
 def default_num_proc() -> int:
     """Spark's default parallelism: as a rule the number of cores."""
-    from pyspark.sql import SparkSession
+    return active_session("SparkBackend").default_size()
 
-    session = SparkSession.getActiveSession()
-    if session is None:
-        raise RuntimeError(
-            "there is no active Spark session\nhint: SparkSession.builder.getOrCreate(), or give num_proc"
-        )
-    return int(session.sparkContext.defaultParallelism)
+
+def _is_for_ranks(name: str) -> bool:
+    return name not in _OF_INSTALLATIONS and not name.startswith(_OF_SYSTEMS)
 
 
 class Backend:
@@ -47,14 +60,14 @@ class Backend:
 class SparkBackend(Backend):
     """Runs the ranks in Spark tasks, by `horovod.spark.run`, to which other keywords are handed on.
 
-    `env` is the environment of the ranks: by default that of the driver without CUDA_VISIBLE_DEVICES.
+    `env`: variables of the ranks, over those of their tasks. By default the driver's, but for those that say where
+    programs and their files are, or that belong to Spark and what it runs on.
     """
 
     def __init__(self, num_proc: int | None = None, env: dict[str, str] | None = None, **kwargs: Any) -> None:
         self._num_proc = num_proc or default_num_proc()
         if env is None:
-            env = current_environment()
-            env.pop("CUDA_VISIBLE_DEVICES", None)
+            env = {name: value for name, value in current_environment().items() if _is_for_ranks(name)}
         self._env = dict(env)
         self._kwargs = kwargs
 

@@ -50,6 +50,7 @@ class TorchEstimator(of_torch.TorchEstimator):
 
     _calls_callbacks = True
 
+    # The parameters that the estimator of plain PyTorch has too: jscpd:ignore-start
     @keyword_only
     def __init__(
         self,
@@ -102,6 +103,7 @@ class TorchEstimator(of_torch.TorchEstimator):
         val_async_data_loader_queue_size: int | None = None,
         use_gpu: bool = True,
         mp_start_method: str | None = None,
+        # jscpd:ignore-end
     ) -> None:
         given = self._input_kwargs
         super().__init__()

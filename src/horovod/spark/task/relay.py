@@ -24,12 +24,19 @@ __all__ = ["relay"]
 
 
 def relay(
-    index: int, addresses: list[str], port: int, secret: bytes, elastic: bool, rows: Iterator[Any] | None = None
+    index: int,
+    addresses: list[str],
+    port: int,
+    secret: bytes,
+    elastic: bool,
+    unreachable: str,
+    rows: Iterator[Any] | None = None,
 ) -> None:
-    """Returns when the rank has ended, however it did: the driver knows. Raises RuntimeError if it cannot be asked.
+    """Returns when the rank has ended, however it did: the job's supervisor knows.
 
-    `elastic`: the task is a host of its own, whose ranks see the GPUs of this task alone. `rows`: the record batches of
-    the task's partition, which are written to the local disk first.
+    Raises RuntimeError if that cannot be reached; `unreachable`: its name, with a place for the reason. `elastic`: the
+    task is a host of its own, whose ranks see the GPUs of this task alone. `rows`: the record batches of the task's
+    partition, which are written to the local disk first.
     """
     from pyspark import SparkFiles, TaskContext
 
@@ -65,7 +72,5 @@ def relay(
             bring(addresses, port, secret, said, environment)
     except ChannelError as error:
         raise RuntimeError(
-            f"horovod.spark.run: the task on host {socket.gethostname()} cannot reach the driver: {error}\n"
-            "hint: spark.driver.host names an address of the driver that executors reach; a firewall must let "
-            "them connect to any port there"
+            f"horovod.spark.run: the task on host {socket.gethostname()} cannot reach {unreachable.format(error)}"
         ) from None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from horovod.core import basics
 from horovod.core.arrays import operations
@@ -21,7 +21,7 @@ from horovod.tensorflow.data.compute_service import TfDataServiceConfig, compute
 from horovod.tensorflow.data.registry import ComputeService
 from horovod.world.secret import new_secret
 
-__all__ = ["main"]
+__all__ = ["check", "compute_job", "main", "parsed"]
 
 
 def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: int) -> None:
@@ -32,35 +32,47 @@ def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: int) 
     """
     has_started = not basics.is_initialized()
     basics.init()
-    size = basics.size()
-    if dispatchers < 1 or size % dispatchers:
-        raise InvalidRequestError(f"{size} workers cannot be dealt to {dispatchers} dispatchers evenly")
-    service = None
-    config = None
-    if basics.rank() == 0:
-        key = new_secret()
-        interface = Settings.from_environment().network_interface
-        service = ComputeService(dispatchers, size // dispatchers, key, [interface] if interface else None)
-        config = TfDataServiceConfig(
-            dispatchers, size // dispatchers, dispatcher_side, service.addresses(), key, timeout
-        )
-        config.write(configfile)
-    try:
+    check(basics.size(), dispatchers)
+    interface = Settings.from_environment().network_interface
+    with contextlib.ExitStack() as stack:
+        job = compute_job(basics.size(), dispatchers, dispatcher_side, configfile, timeout, interface)
+        config = stack.enter_context(job) if basics.rank() == 0 else None
         compute_worker_fn(broadcast_object(config, 0, "compute_worker.config"))
         operations.barrier()  # all have heard of the end
-    finally:
-        if service is not None:
-            with contextlib.suppress(FileNotFoundError):  # its user has removed it
-                os.unlink(configfile)
-            service.close()
     if has_started:  # a script that has called init goes on with its world
         basics.shutdown()
 
 
-def _parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+@contextlib.contextmanager
+def compute_job(
+    size: int, dispatchers: int, dispatcher_side: str, configfile: str, timeout: int, interface: str
+) -> Iterator[TfDataServiceConfig]:
+    """The registry of a job of `size` workers, and the file that tells of it, for as long as the context is open.
+
+    `interface`: the name of a network interface, or "" for 127.0.0.1.
+    """
+    service = ComputeService(dispatchers, size // dispatchers, key := new_secret(), [interface] if interface else None)
+    try:
+        config = TfDataServiceConfig(
+            dispatchers, size // dispatchers, dispatcher_side, service.addresses(), key, timeout
+        )
+        config.write(configfile)
+        yield config
+    finally:
+        with contextlib.suppress(FileNotFoundError):  # its user has removed it
+            os.unlink(configfile)
+        service.close()
+
+
+def check(size: int, dispatchers: int) -> None:
+    """Raises ValueError if the workers cannot be dealt to the dispatchers evenly."""
+    if dispatchers < 1 or size % dispatchers:
+        raise InvalidRequestError(f"{size} workers cannot be dealt to {dispatchers} dispatchers evenly")
+
+
+def parsed(module: str, started_by: str, arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m horovod.tensorflow.data.compute_worker",
-        description="A rank of the compute job of TensorFlow's data service; horovodrun starts all of them.",
+        prog=f"python -m {module}", description=f"The compute job of TensorFlow's data service{started_by}."
     )
     parser.add_argument("configfile", metavar="CONFIG", help="file that the training job reads; it must reach it")
     parser.add_argument("--dispatchers", type=int, default=1, help="1, or the number of training ranks")
@@ -70,5 +82,5 @@ def _parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    given = _parsed()
+    given = parsed("horovod.tensorflow.data.compute_worker", ": one of its ranks, all of which horovodrun starts")
     main(given.dispatchers, given.dispatcher_side, given.configfile, given.timeout)
