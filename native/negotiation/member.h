@@ -54,7 +54,7 @@ struct Contribution {
 };
 using ContributionPtr = std::shared_ptr<Contribution>;
 
-// The rank that came last is in a cache line of that rank: it is read after a wait that is long beside this.
+// Reading which rank came last costs a cache miss, so it is read only after a longer wait.
 constexpr uint64_t kShortWaitNs = 20'000;
 
 class Member {

@@ -40,8 +40,8 @@ class Board {
   virtual void assign(uint32_t id, int32_t set, uint32_t members) = 0;
   virtual int32_t set_of(uint32_t id) = 0;
 
-  // By whom a round of the entry was completed, before the others can learn that it is: a rank that has read READY, and
-  // not come again, finds the round's own.
+  // Stores which rank completed a round, before other ranks learn that it is complete. A rank that has read READY, and
+  // not submitted the entry again, reads the value of this round.
   virtual void set_last_arrival(uint32_t, LastArrival) {}
   virtual LastArrival last_arrival(uint32_t) { return {}; }
 

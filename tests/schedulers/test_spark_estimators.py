@@ -325,7 +325,7 @@ def test_without_a_store_the_rows_go_straight_to_the_ranks(xor: Any, tmp_path: P
             torch_estimator(None, **{"backend": None, "num_proc": 2, **others}).fit(df)
 
     refused("TorchEstimator has no store, and run_id names a run in the store\nhint: store=Store.create", run_id="a")
-    refused("has no store, and its backend, Ranks, has no run_with_rows\nhint: ", backend=Ranks(), num_proc=None)
+    refused("has no store, and its backend Ranks has no method run_with_rows\nhint: ", backend=Ranks(), num_proc=None)
     refused("has no store, and its data_module reads files of a store\nhint: ", data_module=DataModule)
     refused("column `v` has 2 values in a row, and its shape .* has 3", input_shapes=[[-1, 3]])
     refused("validation='held' leaves no rows for validation", xor.where("not held"), validation="held")

@@ -273,7 +273,7 @@ def test_tasks_that_do_not_start_in_time(spark: Any, tmp_path: Path) -> None:
     busy.start()
     try:
         with open(release, "w"):
-            text = "^Timed out waiting for Spark tasks to start: 0 of 2 tasks came within 1 s\nhint: each process"
+            text = "^Timed out waiting for Spark tasks to start: 0 of 2 tasks came within 1 s\nhint: each rank"
             with pytest.raises(TimeoutError, match=text):
                 run(train, (1.0,), start_timeout=1)
     finally:
@@ -381,7 +381,10 @@ def test_without_a_session_the_error_says_so(variables: dict[str, str]) -> None:
     code = "import horovod.spark as hs; hs.run(print)"
     with changed_environment(**variables):
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "Could not find an active SparkContext: horovod.spark.run runs in a PySpark session\nhint: " in done.stderr
+    assert (
+        "Could not find an active SparkContext: horovod.spark.run needs a Spark session, and this process has none\nhint: "
+        in done.stderr
+    )
 
 
 def test_a_python_that_is_not_there_is_told_for_each_task() -> None:

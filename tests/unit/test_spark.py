@@ -219,9 +219,11 @@ def test_tasks_of_another_version_are_told_in_one_report() -> None:
         "  host a has hvd 0.1 in /usr/bin/python3 (Python 3.11.2)",
         "  host b has hvd 0.1 in /usr/bin/python3 (Python 3.11.2)",
     ]
-    assert tasks._progress(12.0, 600.0) == "0 of 2 tasks run after 12 s; the job ends in 588 s (start_timeout)"
+    assert tasks._progress(12.0, 600.0) == (
+        "0 of 2 tasks are ready after 12 s; the job fails if the others are not in 588 s (start_timeout)"
+    )
     tasks._here = {index: {"hostname": name} for index, name in enumerate("aba")}
-    assert tasks._progress(12.0, 600.0).startswith("3 of 2 tasks run after 12 s (hosts a:2 b:1); the job ends")
+    assert tasks._progress(12.0, 600.0).startswith("3 of 2 tasks are ready after 12 s (hosts a:2 b:1); the job fails")
     assert "3 of 2 tasks came within 5 s: task 0 on a, task 1 on b, task 2 on a\nhint: " in tasks._late(5.0)
 
 

@@ -55,7 +55,7 @@ class AsyncDataLoaderMixin:
         self.debug_data_loader = debug_data_loader
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
-        self._is_amid = False  # the end of an epoch whose iteration has begun has not been taken from the queue
+        self._is_amid = False  # from the start of an iteration until its end mark is read
         self._batches: queue.Queue[Any] = queue.Queue(max(async_loader_queue_size, 1))
         super().__init__(*args, **kwargs)
 

@@ -49,7 +49,7 @@ class Piece(NamedTuple):
 class Plan:
     """The row groups of a data set and the types of its columns. Small, and can be pickled or written as JSON.
 
-    With a `share`, the groups are record batches of Arrow files that one rank alone reads: as many rows in an epoch.
+    With a `share`, the groups are record batches of Arrow files that one rank alone reads: that many rows in an epoch.
     """
 
     groups: tuple[Group, ...]

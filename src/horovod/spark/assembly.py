@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tasks of a job of horovod.spark.run, from the first that comes until all of them are ranks, and to their end.
+"""Collects the tasks of a job of horovod.spark.run, makes ranks of them, and follows them to the end.
 
 Runs beside the process that supervises the job: in the driver, or in task 0 (task/supervise.py).
 """
@@ -107,7 +107,7 @@ class Assembly:
     ) -> Ended[_Answer]:
         """Supervises the job to its end.
 
-        `task`: of the ranks; a function gets what the tasks say, in rank order, and gives it.
+        `task`: the pickled call of the ranks, or a function that makes it from the tasks' reports in rank order.
         `begin` gets the port that the tasks come to, and starts Spark's job, unless this runs inside of it. `take` gets
         each rank and the file with its answer. `begun`: since when start_timeout counts. `plan`: of launcher/function/
         supervised.py.
@@ -127,7 +127,8 @@ class Assembly:
                 listens = next(iter(supervised.events()), None)
                 if listens is None:
                     raise RuntimeError(
-                        f"{self._name}: the process that supervises the job has ended: see its words on stderr"
+                        f"{self._name}: the process that supervises the job has ended unexpectedly\n"
+                        "hint: read its last lines on stderr"
                     )
                 spark = self._spark = begin(supervised, listens["port"])
                 self._lead(supervised, spark, begun, plan["start_timeout_s"])
@@ -278,16 +279,16 @@ def addresses_on(interface: str, named: str | None = None) -> list[str]:
 
 def progress(count: int, size: int, seconds: float, limit_s: float, where: str = "") -> str:
     return (
-        f"{count} of {counted(size, 'task')} run after {seconds:.0f} s{where}; the job ends in {limit_s - seconds:.0f} "
-        "s (start_timeout)"
+        f"{count} of {counted(size, 'task')} are ready after {seconds:.0f} s{where}; the job fails if the others are not "
+        f"in {limit_s - seconds:.0f} s (start_timeout)"
     )
 
 
 def late(count: int, size: int, limit_s: float, where: str = "") -> str:
     return (
         f"Timed out waiting for Spark tasks to start: {count} of {counted(size, 'task')} came within {limit_s:g} s"
-        f"{where}\nhint: each process needs a Spark task of its own: does Spark have so many free slots? A larger "
-        "start_timeout gives a cluster time to start executors"
+        f"{where}\nhint: each rank needs a Spark task of its own: free as many slots, or raise start_timeout so that the "
+        "cluster can start executors"
     )
 
 

@@ -16,15 +16,14 @@ __all__ = ["ConnectSession", "Session", "active_session"]
 
 _DYNAMIC = "spark.dynamicAllocation.enabled"
 _CONF = ("spark.master", "spark.authenticate", "spark.network.crypto.enabled", "spark.ssl.enabled", _DYNAMIC)
-_IN_TASK = "with HOROVOD_SPARK_SUPERVISOR=task they need not"
+_IN_TASK = "or set HOROVOD_SPARK_SUPERVISOR=task: then executors do not connect to the driver"
 
 
 class Session:
     """A classic one."""
 
     unreachable = (
-        "spark.driver.host names an address of the driver that executors reach; a firewall must let them connect to "
-        f"any port there; {_IN_TASK}"
+        f"set spark.driver.host to an address that executors reach, and open the driver's ports for them; {_IN_TASK}"
     )
 
     def __init__(self, context: Any) -> None:
@@ -75,7 +74,7 @@ class Session:
 class ConnectSession(Session):
     """One of Spark Connect."""
 
-    unreachable = f"executors must reach this machine at any port, through any firewall; {_IN_TASK}"
+    unreachable = f"open the ports of this machine for the executors; {_IN_TASK}"
 
     def __init__(self, session: Any) -> None:
         self._session = session
@@ -104,7 +103,7 @@ class ConnectSession(Session):
         if elastic:
             raise NotImplementedError(
                 f"{name} does not work with Spark Connect, which cannot start a single task again\n"
-                "hint: horovod.spark.run does; or run the script with a classic session, by spark-submit or "
+                "hint: use horovod.spark.run, or run the script with a classic session, by spark-submit or "
                 "SparkSession.builder.master(...)"
             )
         super().refuse(name, in_task, elastic, has_rows)

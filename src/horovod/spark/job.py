@@ -58,7 +58,7 @@ def active_context(name: str) -> Any:
 
 def no_session(name: str) -> RuntimeError:
     return RuntimeError(
-        f"Could not find an active SparkContext: {name} runs in a PySpark session\n"
+        f"Could not find an active SparkContext: {name} needs a Spark session, and this process has none\n"
         "hint: spark = pyspark.sql.SparkSession.builder.getOrCreate()"
     )
 
@@ -93,7 +93,7 @@ class SparkJob:
         return reason_in(str(self.error))
 
     def runs(self) -> bool:
-        """True if a task runs: a barrier starts all of them together. Also if Spark does not tell."""
+        """True if the tasks run (a barrier starts all of them together), or if Spark does not tell."""
         tracker = self._context.statusTracker()
         jobs = [tracker.getJobInfo(number) for number in tracker.getJobIdsForGroup(self._group)]
         stages = [tracker.getStageInfo(number) for job in jobs if job is not None for number in job.stageIds]
@@ -184,7 +184,7 @@ def supervised_task_of(plan: dict[str, Any]) -> Task:
 
 
 def _with_hvd(task: Task) -> Task:
-    """The function is pickled by value, and imports inside, to tell what its Python lacks."""
+    """Wraps a task, which is pickled by value. It imports hvd when it runs, so that an error can name what is missing."""
 
     def run(index: int, rows: Iterator[Any] | None) -> Iterator[Row]:
         try:
@@ -204,7 +204,7 @@ def _with_hvd(task: Task) -> Task:
 
 
 def in_arrow(task: Task, has_rows: bool) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """The same for mapInArrow, which gives a function the batches of its partition, perhaps the rows of the task."""
+    """Returns the task as a function for mapInArrow. With `has_rows`, the batches of its partition are its rows."""
 
     def map_batches(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa

@@ -3,10 +3,11 @@
 
     results = horovod.spark.run(train, args=(0.1,), num_proc=4)
 
-The driver starts a process that supervises the job (launcher/function/supervised.py), and a Spark job of one task a
-rank. Each task starts the launcher's agent on its executor, and carries its pipes to that process (task/relay.py). From
-there on it is a job like horovodrun's: one cause if it fails, all output at the driver, nothing left behind. The
-function and its results do not pass through Spark (launcher/function/exchange.py).
+The driver starts a process that supervises the job (assembly.py), and a Spark job of one task a rank. Each task starts
+the launcher's agent on its executor, and carries its pipes to that process (task/relay.py). From there on it is a job
+like horovodrun's: one cause if it fails, all output at the driver, nothing left behind. The function and its results do
+not pass through Spark (launcher/function/exchange.py). With HOROVOD_SPARK_SUPERVISOR=task the supervising process runs
+in task 0, and they do.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class World:
     def start_is_over(self) -> None:
         """The native core has started: from here on it notices the ends of ranks.
 
-        Unsaid, a rendezvous that notices the ends of starts would take this rank's shutdown for one.
+        A rendezvous that is not told takes this rank's later shutdown for a failed start.
         """
         if self.rendezvous is not None:
             with contextlib.suppress(ChannelError):  # the launcher, or rank 0, has ended: the engine will say so

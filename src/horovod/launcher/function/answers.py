@@ -124,4 +124,4 @@ def results(
 def _without_words(code: int) -> str:
     if code < 0:
         return f"the process that supervised the job was killed by {signal_name(-code)}"
-    return "hint: what horovodrun said last on stderr names the cause"
+    return "hint: the last lines on stderr name the cause"

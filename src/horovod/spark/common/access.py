@@ -22,8 +22,8 @@ def refuse_odd_path(path: str) -> None:
     """Raises ValueError for s3:/bucket, say, which would be a folder here."""
     if _ODD.match(path):
         raise ValueError(
-            f"the store {path!r} begins as a URL, and has no two slashes after the colon\n"
-            "hint: s3://bucket/path; ./a:b is a local folder; dbfs:/ is for Databricks alone"
+            f"the store {path!r} looks like a URL, but has no // after the colon\n"
+            "hint: write s3://bucket/path, or ./a:b for a local folder; dbfs:/ works on Databricks only"
         )
 
 
@@ -39,7 +39,7 @@ def file_system(path: str, make: Callable[[], Any]) -> Any:
     except Exception as error:  # each file system has its own
         raise OSError(
             f"the store {path} cannot be opened: {_first_line(error)}\n"
-            "hint: is the URL right? storage_options are those of fsspec; hdfs:// needs libhdfs and libjvm"
+            "hint: check the URL; storage_options are those of fsspec; hdfs:// needs libhdfs and libjvm"
         ) from error
 
 
@@ -57,7 +57,7 @@ def files_in(fs: Any, url: str, inside: str) -> list[str]:
     except Exception as error:  # each file system has its own
         raise OSError(
             f"the store cannot be used: {url} cannot be listed: {type(error).__name__}: {error}\n"
-            "hint: may the user of the driver read it?"
+            "hint: let the user of the driver read it"
         ) from error
     return sorted(fs.find(inside))
 
@@ -70,7 +70,7 @@ def check_access(fs: Any, folders: Mapping[str, str]) -> None:
             fs.makedirs(inside, exist_ok=True)
             fs.pipe_file(probe, b"horovod")
             if fs.cat_file(probe) != b"horovod":
-                raise OSError("what was written is not what is read")
+                raise OSError("the file has other content than was written")
             fs.rm_file(probe)
         except Exception as error:  # each file system has its own
             raise OSError(
@@ -86,6 +86,6 @@ def of_spark(error: Exception, path: str) -> Exception:
         return error
     return OSError(
         f"Spark cannot write to the store: {path}: {found[0]}\n"
-        "hint: Spark's own file systems write the data: has it one for this scheme (s3a:// for S3), and may the "
-        "executors write there?"
+        "hint: Spark's own file systems write the data: use a scheme that Spark has one for (s3a:// for S3), and let "
+        "the executors write there"
     )

@@ -60,8 +60,8 @@ class Backend:
 class SparkBackend(Backend):
     """Runs the ranks in Spark tasks, by `horovod.spark.run`, to which other keywords are handed on.
 
-    `env`: variables of the ranks, over those of their tasks. By default the driver's, but for those that say where
-    programs and their files are, or that belong to Spark and what it runs on.
+    `env`: variables that override those of the tasks. By default the driver's, without paths of programs (PATH,
+    JAVA_HOME, ...) and variables of Spark and the cluster.
     """
 
     def __init__(self, num_proc: int | None = None, env: dict[str, str] | None = None, **kwargs: Any) -> None:

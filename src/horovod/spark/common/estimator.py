@@ -119,7 +119,7 @@ class HorovodEstimator(Estimator, EstimatorParams, HorovodReadable, HorovodWrita
         run = getattr(backend, "run_with_rows", None)
         module = self.getDataModule()
         for fact, is_so in (
-            (f"its backend, {type(backend).__name__}, has no run_with_rows", run is None),
+            (f"its backend {type(backend).__name__} has no method run_with_rows", run is None),
             ("run_id names a run in the store", self.getRunId() is not None),
             ("its data_module reads files of a store", module and not issubclass(module, ParquetDataModule)),
         ):

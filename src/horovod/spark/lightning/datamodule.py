@@ -18,7 +18,7 @@ __all__ = ["PetastormDataModule", "module_of"]
 
 
 class _Loader(BaseDataLoader):
-    """The next `steps` batches of the rows that `begin` reads: of each epoch anew, unless they go on for ever."""
+    """Yields `steps` batches an epoch. `begin` starts again for each epoch, unless `goes_on`."""
 
     def __init__(self, begin: Callable[[], Iterator[Any]], steps: int, goes_on: bool, prepare: Any) -> None:
         self._begin, self._steps, self._prepare = begin, steps, prepare

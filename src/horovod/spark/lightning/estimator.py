@@ -33,7 +33,7 @@ _FOR_PLAIN = ("optimizer", "loss", "loss_constructors", "loss_weights", "metrics
     Row("loader_num_epochs", "how often the rows are read; without an end if it is not set"),
     Row("terminate_on_nan", "end the training with an error if a loss is not finite", False, TypeConverters.toBoolean),
     Row("profiler", "a profiler of Lightning, or its name"),
-    Row("trainer_args", "more arguments of Lightning's Trainer; they come before ours"),
+    Row("trainer_args", "more arguments for Lightning's Trainer; they override the estimator's"),
     Row("debug_data_loader", "print when threads of data loaders start and end", False),
     Row("train_async_data_loader_queue_size", "training batches that a thread loads ahead; no thread without it"),
     Row("val_async_data_loader_queue_size", "validation batches that a thread loads ahead; no thread without it"),

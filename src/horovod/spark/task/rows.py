@@ -2,7 +2,7 @@
 """Rows of a DataFrame on the local disk of the rank that trains on them.
 
 A Spark task writes its partition as Arrow files before its rank starts (`written`). Spark makes the partitions nearly
-equal; the ranks move the few rows that some have too many (`opened`). They also remove the files' names, so that the
+equal; ranks with too many rows send the surplus to others (`opened`). They also remove the files' names, so that the
 disk is free again once the rank has ended, however it ended.
 """
 
@@ -48,8 +48,8 @@ def written(batches: Iterator[Any], index: int) -> Iterator[dict[str, Any]]:
     """Writes a partition to a folder of its own; gives the folder and what is in it, for the driver.
 
     `rows` and `bytes` for training and validation; `shapes`: of the values of each column, None for one that is not
-    known. The folder is in Spark's own, which Spark removes when the executor ends. The agent's keeper removes it too,
-    if Spark kills this process (launcher/host/remote_agent.py).
+    known. The folder is in Spark's own, which Spark removes when the executor ends. Once the agent runs,
+    its keeper removes it too (launcher/host/remote_agent.py).
     """
     folders = current_environment().get("SPARK_LOCAL_DIRS", "").split(",")
     folder = Path(tempfile.mkdtemp(prefix="horovod-rows-", dir=folders[index % len(folders)] or None))
@@ -134,7 +134,7 @@ class _File:
 
 
 def opened(parts: Sequence[Part]) -> tuple[Plan | None, Plan | None]:
-    """This rank's training and validation rows, as many for each rank; a part without rows is None.
+    """This rank's training and validation rows, the same number for each rank; a part without rows is None.
 
     If some ranks have more rows than others, all ranks join a world for a moment to move them.
     """

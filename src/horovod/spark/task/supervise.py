@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A task of a job that task 0 supervises, because executors need not reach the driver. Each task is a rank, too.
+"""A task of a job that task 0 supervises, so that executors need not reach the driver. Each task is a rank, too.
 
 Task 0 starts the supervising process, as the driver would do, and tells the others where it is by the barrier's
-allGather. What it has at the end it brings as rows (outcome.py). If Spark ends task 0, the kernel tells that process,
-which ends the job.
+allGather. At the end it returns output and results as rows (outcome.py). If task 0 is killed, the kernel signals the
+supervising process, which ends the job.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class _Leader:
         self._thread.start()
 
     def port(self) -> int | None:
-        """That the tasks come to; None if the process could not be started."""
+        """The port for the tasks; None if the process could not be started."""
         return self._ports.get()
 
     def end(self) -> None:

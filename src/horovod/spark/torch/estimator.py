@@ -132,7 +132,7 @@ class TorchEstimator(_WithOptimizer, HorovodEstimator):
                 "hint: make it after the model: torch.optim.SGD(model.parameters(), ...)"
             )
         if self.getCallbacks() and not self._calls_callbacks:
-            warnings.warn("TorchEstimator calls no callbacks; KerasEstimator does", stacklevel=2)
+            warnings.warn("TorchEstimator calls no callbacks; those of Keras and Lightning do", stacklevel=2)
 
     def _check_shapes(self, metadata: Any, features: list[str]) -> None:
         util.check_shape_compatibility(

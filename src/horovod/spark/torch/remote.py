@@ -2,8 +2,8 @@
 """TorchEstimator's ranks: the training loop.
 
 An integer label that has the output's shape is compared by value, so it takes the output's type. With another shape it
-is the index of a class, and stays an integer. So is a whole number of float type that goes to a loss of classes: Spark
-ML's own indices are of type double.
+is the index of a class, and stays an integer. A whole number of float type is an index too if the loss takes classes:
+Spark ML's own indices are of type double.
 """
 
 from __future__ import annotations
@@ -213,7 +213,10 @@ def _takes_classes(loss: Any) -> bool:
 def _classes(label: Tensor) -> Tensor:
     whole = label.long()
     if not torch.equal(whole.to(label.dtype), label):
-        raise ValueError("the loss takes indices of classes, and the label column has numbers that are not whole")
+        raise ValueError(
+            "the label column has fractions, but the loss takes indices of classes\n"
+            "hint: index the labels, for example with StringIndexer"
+        )
     return whole
 
 

@@ -37,7 +37,7 @@ def __getattr__(name: str) -> Any:
 
 
 class _Finder:
-    """Stands before the finders of files, and registers the strategy in a Lightning that is imported later."""
+    """Comes before the other finders, and registers the strategy in a Lightning that is imported later."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name not in PACKAGES:

@@ -3,8 +3,8 @@
 
 The optimizers of the LightningModule become DistributedOptimizers, whose hooks average the gradients during backward.
 Everything else is an operation of horovod.torch. torch.distributed is not used, and metrics of torchmetrics do not
-need it. While a rank handles an exception, its peers are elsewhere: nothing that callbacks or Lightning call then
-waits for them.
+need it. While a rank handles an exception, its peers run other code: barriers and collectives that callbacks or
+Lightning call then do not wait for them.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class _Strategy:
         self.model.to(self.root_device)
 
     def setup(self, trainer: Any) -> None:
-        """Called before fit, validate, test and predict. Whole: Lightning's own differs between its versions."""
+        """Called before fit, validate, test and predict. Replaces Lightning's own, which differs between versions."""
         is_fit = trainer.state.fn == "fit"
         self.accelerator.setup(trainer)
         if hasattr(self.precision_plugin, "convert_module"):
@@ -277,7 +277,7 @@ def _gather(tensor: Tensor, group: Any = None) -> list[Tensor]:
 
 
 def _move(scheduler: Any, optimizer: Any, wrapped: Any) -> None:
-    """Gives a scheduler the wrapped optimizer, as LearningRateMonitor looks for those without a scheduler.
+    """Gives a scheduler the wrapped optimizer; otherwise LearningRateMonitor finds one without a scheduler.
 
     torch's scheduler has put a `step` into the optimizer, and warns if it does not find it there.
     """
@@ -298,8 +298,8 @@ class _OldAccelerator:
 
     def __init__(self) -> None:
         raise ValueError(
-            'Trainer(accelerator="horovod") was for Lightning 1\nhint: Trainer(strategy="horovod"), and '
-            'accelerator="cpu" or "gpu" if it shall not be chosen'
+            'Trainer(accelerator="horovod") was for Lightning 1\nhint: write Trainer(strategy="horovod"); '
+            'accelerator="cpu" or "gpu" overrides Lightning\'s choice'
         )
 
     @staticmethod
