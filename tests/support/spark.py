@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import horovod
 from horovod.settings import changed_environment, current_environment
 from support.extent import SLACK_S
 from support.started import not_run
 
+# In the environment of every process that these tests start: others run jobs of this package beside them.
+MARK = "HVD_TESTS_OF"
+os.environ[MARK] = str(os.getpid())
 GONE_S = 6.0 + SLACK_S  # Spark ends a worker after 2 s, and its agent then ends the rank within 3 s
 
 
@@ -99,13 +101,13 @@ class Watched(io.StringIO):
 
 
 def processes_of_jobs() -> dict[int, str]:
-    """The agents, ranks and supervising processes of this package that run now, by pid."""
-    root, found = str(Path(horovod.__file__).resolve().parent.parent), {}
+    """The agents, ranks and supervising processes that these tests have started and that run now, by pid."""
+    mark, found = f"{MARK}={os.environ[MARK]}\0".encode(), {}
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             command = (entry / "cmdline").read_bytes().decode(errors="replace") if entry.name.isdigit() else ""
             state = (entry / "stat").read_text().rpartition(")")[2].split()[0] if command else "Z"
-            if "horovod.launcher." in command and root in command and state != "Z":
+            if "horovod.launcher." in command and state != "Z" and mark in (entry / "environ").read_bytes() + b"\0":
                 found[int(entry.name)] = command
     return found
 
