@@ -26,6 +26,7 @@ from horovod.spark.common.backend import default_num_proc
 from horovod.spark.common.store import LocalStore
 from horovod.spark.connect import ConnectSession
 
+pytestmark = pytest.mark.thorough  # a server of its own takes as long to start as most other files take to run
 pytest.importorskip("pyspark", reason="not run: pyspark is not installed")
 pytest.importorskip("grpc", reason="not run: grpcio is not installed")
 for module in (support, sys.modules[__name__]):  # the ranks cannot import the tests
@@ -144,7 +145,6 @@ def test_a_job_that_is_interrupted_ends_its_ranks(where: str, how: str, spark: A
     waits.join()
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("where", IN)
 def test_tasks_that_find_no_slot_in_time(where: str) -> None:
     """A client does not learn how many slots there are."""
@@ -153,7 +153,6 @@ def test_tasks_that_find_no_slot_in_time(where: str) -> None:
         run(where, train, (1.0,), num_proc=3, start_timeout=3)
 
 
-@pytest.mark.thorough
 def test_a_client_that_tasks_cannot_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ConnectSession, "addresses", lambda *_: ["127.0.0.2"])
     text = r"the task on host .* cannot reach the driver: .* at 127.0.0.2:\d+ \(Connection refused\)\nhint: "
@@ -171,7 +170,6 @@ def count(rows: Any) -> list[int]:
     return [int(value) for batch in rows for value in batch["id"]]
 
 
-@pytest.mark.thorough
 def test_ranks_read_the_rows_of_a_frame(spark: Any) -> None:
     given = {"num_proc": 2, "verbose": 0, "stdout": io.StringIO(), "stderr": io.StringIO()}
     first, second = horovod.spark.run_on_dataframe(count, spark.range(100), **given)
@@ -181,7 +179,6 @@ def test_ranks_read_the_rows_of_a_frame(spark: Any) -> None:
         horovod.spark.run_on_dataframe(count, spark.range(100), **given)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("where", IN)
 def test_an_estimator_fits_and_its_model_transforms(where: str, spark: Any, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="not run: torch is not installed")

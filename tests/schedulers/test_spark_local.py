@@ -381,10 +381,8 @@ def test_without_a_session_the_error_says_so(variables: dict[str, str]) -> None:
     code = "import horovod.spark as hs; hs.run(print)"
     with changed_environment(**variables):
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (
-        "Could not find an active SparkContext: horovod.spark.run needs a Spark session, and this process has none\nhint: "
-        in done.stderr
-    )
+    text = "Could not find an active SparkContext: horovod.spark.run needs a Spark session, and this process has none\n"
+    assert text + "hint: " in done.stderr
 
 
 def test_a_python_that_is_not_there_is_told_for_each_task() -> None:

@@ -264,7 +264,7 @@ def test_given_paths_take_the_place_of_those_of_the_prefix(tmp_path: Path) -> No
         ("s3:/bucket/a", ValueError, "'s3:/bucket/a' looks like a URL, but has no //.*\nhint: write s3://bucket"),
         ("dbfs:/a", ValueError, "the store 'dbfs:/a' looks like a URL.*\nhint: .*dbfs:/ works on Databricks only"),
         ("s3://bucket/a", ImportError, "s3://bucket/a cannot be opened: .*s3fs.*\nhint: install that package in the"),
-        ("nowhere://a", OSError, "nowhere://a cannot be opened: Protocol not known: nowhere\nhint: is the URL right"),
+        ("nowhere://a", OSError, "nowhere://a cannot be opened: Protocol not known: nowhere\nhint: check the URL"),
         ("hdfs://nowhere:1/a", OSError, "hdfs://nowhere:1/a cannot be opened: .*\nhint: .*needs libhdfs"),
     ],
 )

@@ -33,8 +33,8 @@ class PlatformSettings:
         "HOROVOD_SPARK_SUPERVISOR",
         kinds.choice("driver", "task"),
         "driver",
-        "Where a job of horovod.spark.run is supervised. driver: all tasks connect to the driver. task: in task 0; output "
-        "and results come through Spark, at the end.",
+        "Where a job of horovod.spark.run is supervised. driver: all tasks connect to the driver. task: in task 0; "
+        "output and results come through Spark, at the end.",
     )
     spark_devices: str = setting(
         "HOROVOD_SPARK_DEVICES",

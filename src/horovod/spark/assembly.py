@@ -279,16 +279,16 @@ def addresses_on(interface: str, named: str | None = None) -> list[str]:
 
 def progress(count: int, size: int, seconds: float, limit_s: float, where: str = "") -> str:
     return (
-        f"{count} of {counted(size, 'task')} are ready after {seconds:.0f} s{where}; the job fails if the others are not "
-        f"in {limit_s - seconds:.0f} s (start_timeout)"
+        f"{count} of {counted(size, 'task')} are ready after {seconds:.0f} s{where}; the job fails if the others are "
+        f"not in {limit_s - seconds:.0f} s (start_timeout)"
     )
 
 
 def late(count: int, size: int, limit_s: float, where: str = "") -> str:
     return (
         f"Timed out waiting for Spark tasks to start: {count} of {counted(size, 'task')} came within {limit_s:g} s"
-        f"{where}\nhint: each rank needs a Spark task of its own: free as many slots, or raise start_timeout so that the "
-        "cluster can start executors"
+        f"{where}\nhint: each rank needs a Spark task of its own: free as many slots, or raise start_timeout so that "
+        "the cluster can start executors"
     )
 
 

@@ -184,7 +184,7 @@ def supervised_task_of(plan: dict[str, Any]) -> Task:
 
 
 def _with_hvd(task: Task) -> Task:
-    """Wraps a task, which is pickled by value. It imports hvd when it runs, so that an error can name what is missing."""
+    """Wraps a task, which is pickled by value. It imports hvd when it runs, so that an error names what is missing."""
 
     def run(index: int, rows: Iterator[Any] | None) -> Iterator[Row]:
         try:
