@@ -152,8 +152,9 @@ void Engine::apply(Record record) {
       return;
     case Member::Applied::What::kReady: {
       SubmissionPtr call = submission_of(std::move(applied.call));
-      call->ready_ns = call->begun_ns + applied.waited_ns;
-      arrivals_.note_ready(call->ready_ns, applied.waited_ns, applied.last_rank, call->prepared->descriptor.process_set,
+      const uint64_t ready_ns = call->begun_ns + applied.waited_ns;
+      call->ready_ns.store(ready_ns, std::memory_order_relaxed);
+      arrivals_.note_ready(ready_ns, applied.waited_ns, applied.last_rank, call->prepared->descriptor.process_set,
                            *call->name);
       runner_->open(std::move(call));
       return;

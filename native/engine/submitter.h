@@ -58,6 +58,7 @@ class Submitter {
   Status submit_set_change(Descriptor descriptor, const char* name, hvd_handle* handle);
   Status checked_for_all(Status status, const std::string& name);
   Status wait_for(const std::atomic<bool>& done, uint64_t deadline_ns);
+  Status wait_in(const Submission& submission, const std::atomic<bool>& done, int32_t timeout_ms);
 
   const EngineSettings& settings_;
   const HostMap& map_;

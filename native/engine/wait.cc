@@ -27,6 +27,21 @@ Status Submitter::wait_for(const std::atomic<bool>& done, uint64_t deadline_ns) 
   return done.load() ? Status() : Status(HVD_PENDING, "");
 }
 
+// wait_for, and how long it took. A flag that is set already needs no look at the clock.
+Status Submitter::wait_in(const Submission& submission, const std::atomic<bool>& done, int32_t timeout_ms) {
+  if (done.load()) return {};
+  const uint64_t since_ns = now_ns();
+  Status outcome = wait_for(done, deadline_in(timeout_ms));
+  const bool is_pending = outcome.code() == HVD_PENDING;
+  if (!outcome.ok() && !is_pending) return outcome;
+  const uint64_t end_ns = now_ns();
+  uint64_t ready_ns = submission.ready_ns.load(std::memory_order_relaxed);
+  if (ready_ns == 0 && !is_pending) return outcome;
+  ready_ns = ready_ns == 0 ? end_ns : std::clamp(ready_ns, since_ns, end_ns);
+  arrivals_.note_blocked(ready_ns - since_ns, end_ns - ready_ns);
+  return outcome;
+}
+
 Status Submitter::missing(hvd_handle handle, int32_t* ranks, uint32_t* nranks) const {
   const std::vector<int> missing = calls_.missing(handles_.find(handle));
   if (missing.size() > *nranks) return {HVD_INVALID_ARGUMENT, "ranks has no room for those of this host"};
@@ -51,13 +66,7 @@ Status Submitter::wait(hvd_handle handle, int32_t timeout_ms) {
   const SubmissionPtr submission = handles_.find(handle);
   if (submission == nullptr) return {HVD_INVALID_ARGUMENT, "unknown or released handle"};
   if (submission->done.load()) return submission->status;  // as of most small ones: without a look at the clock
-  const uint64_t since_ns = now_ns();
-  HVD_RETURN_IF_ERROR(wait_for(submission->done, deadline_in(timeout_ms)));
-  if (submission->ready_ns != 0) {
-    const uint64_t end_ns = now_ns();
-    const uint64_t ready_ns = std::clamp(submission->ready_ns, since_ns, end_ns);
-    arrivals_.note_blocked(ready_ns - since_ns, end_ns - ready_ns);
-  }
+  HVD_RETURN_IF_ERROR(wait_in(*submission, submission->done, timeout_ms));
   return submission->status;
 }
 
@@ -65,7 +74,7 @@ Status Submitter::wait_on_stream(hvd_handle handle, cuda::Stream stream, int32_t
   const SubmissionPtr submission = handles_.find(handle);
   if (submission == nullptr || submission->on_device == nullptr) return wait(handle, timeout_ms);
   const OnDevice& there = *submission->on_device;
-  HVD_RETURN_IF_ERROR(wait_for(there.is_launched, deadline_in(timeout_ms)));
+  HVD_RETURN_IF_ERROR(wait_in(*submission, there.is_launched, timeout_ms));
   if (there.launch == nullptr) return submission->status;  // it failed before
   HVD_RETURN_IF_ERROR(
       checked_for_all(there.launch->device->wait(stream, there.launch->done), submission->prepared->name));

@@ -79,10 +79,10 @@ struct Submission : Contribution {
   bool decided = false;  // the log has it; the mutex of Calls
   enum class Stage : uint8_t { kNone, kNegotiating, kQueued, kRunning, kDone } traced = Stage::kNone;
 
-  Status status;                  // written before `done`
-  uint64_t ready_ns = 0;          // likewise: when the last rank came; 0: unknown
-  std::vector<Gathered> results;  // likewise
-  Status outcome;                 // likewise: why an operation that ran did not succeed, the same on all ranks
+  Status status;                      // written before `done`
+  std::atomic<uint64_t> ready_ns{0};  // when the last rank came; 0: it has not, or unknown
+  std::vector<Gathered> results;      // likewise
+  Status outcome;                     // likewise: why an operation that ran did not succeed, the same on all ranks
   std::atomic<bool> done{false};
 
   bool is_launched() const { return on_device != nullptr && on_device->is_launched.load(); }

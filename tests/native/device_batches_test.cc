@@ -188,6 +188,9 @@ TEST(a_staged_operation_is_launched_once_its_input_is_there) {
     EXPECT(engine.submitter().poll_launch(handle).ok());
     EXPECT(engine.submitter().settle(20000).ok());
     EXPECT(engine.submitter().poll(handle).ok());
+    const std::string statistics = engine.statistics();
+    const std::string key = "\"blocked_for_data_s\": ";
+    EXPECT(std::stod(statistics.substr(statistics.find(key) + key.size())) >= 0.05);  // the first wait
     engine.submitter().release(handle);
   });
   expect_no_races();

@@ -58,6 +58,22 @@ def test_the_late_rank_is_named_with_the_time_that_the_others_waited(worlds: Wor
         assert seen[late]["after"]["calls"] - seen[late]["before"]["calls"] >= STEPS
 
 
+def test_a_wait_of_more_than_a_second_counts_whole(worlds: WorldPool) -> None:
+    """The script waits in slices of a second, to see signals."""
+
+    def wait() -> float:
+        import numpy as np
+
+        hvd.init()
+        hvd.allreduce(np.ones(3), name="long")
+        before = hvd.statistics()["arrivals"]["blocked_for_ranks_s"]
+        time.sleep(1.3 if hvd.rank() == 1 else 0)
+        hvd.allreduce(np.ones(3), name="long")
+        return float(hvd.statistics()["arrivals"]["blocked_for_ranks_s"]) - before
+
+    assert worlds(2).run(wait)[0] > 1.25
+
+
 def test_waits_are_counted_by_process_set(worlds: WorldPool) -> None:
     seen = worlds(3, {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}).run(train, 1, "of.a.set", [0, 1])
     (number,) = set(seen[0]["after"]["by_process_set"]) - set(seen[0]["before"]["by_process_set"])
