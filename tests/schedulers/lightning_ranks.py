@@ -241,7 +241,7 @@ def what_cannot_be_is_said() -> None:
     for wrong, text in (
         ({"devices": 3}, "the Trainer has 3 devices, and this host 2 ranks"),
         ({"num_nodes": 2}, "the Trainer has num_nodes=2, and the job 1 host"),
-        ({"accelerator": "horovod"}, 'hint: Trainer(strategy="horovod")'),
+        ({"accelerator": "horovod"}, 'hint: write Trainer(strategy="horovod")'),
     ):
         try:
             trainer(**wrong)

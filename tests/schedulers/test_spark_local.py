@@ -372,7 +372,7 @@ def test_a_python_without_hvd_is_named(spark: Any, tmp_path: Path) -> None:
 def test_a_driver_that_tasks_cannot_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Session, "addresses", lambda *_: ["127.0.0.2", "127.0.0.3"])
     text = r"the task on host .* cannot reach the driver: .* at 127.0.0.2:\d+ \(Connection refused\), 127.0.0.3:\d+ "
-    with pytest.raises(RuntimeError, match=text + r"\(Connection refused\)\nhint: spark.driver.host names"):
+    with pytest.raises(RuntimeError, match=text + r"\(Connection refused\)\nhint: set spark.driver.host"):
         run(train, (1.0,), stderr=io.StringIO())
 
 
