@@ -54,7 +54,7 @@ struct Contribution {
 };
 using ContributionPtr = std::shared_ptr<Contribution>;
 
-// Reading which rank came last costs a cache miss, so it is read only after a longer wait.
+// Reading which rank came last costs a cache miss, about 0.1 us: below 1% of any wait that is longer than this.
 constexpr uint64_t kShortWaitNs = 20'000;
 
 class Member {

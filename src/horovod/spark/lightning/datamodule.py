@@ -78,19 +78,27 @@ class _DataModule:
         super().__init__()
         if transformation is not None and not isinstance(transformation, Transformation):
             transformation = Transformation(transformation, transformation_edit_fields, transformation_removed_fields)
-        names: tuple[str, ...] = (
-            "num_train_epochs",
-            "has_val",
-            "train_batch_size",
-            "val_batch_size",
-            "shuffle",
-            "reader_pool_type",
-        )
-        names += ("inmemory_cache_all", "cur_shard", "shard_count", "schema_fields", "storage_options", "verbose")
-        given = locals()
-        counts = {f"{kind}_reader_worker_count": reader_worker_count for kind in ("train", "val")}
-        own = {"train_dir": train_dir, "val_dir": val_dir, "transform_fn": transformation, "random_seed": seed}
-        self._rows = ParquetTorchDataModule(**{**{name: given[name] for name in names}, **counts, **own, **kwargs})
+        own: dict[str, Any] = {
+            "train_dir": train_dir,
+            "val_dir": val_dir,
+            "num_train_epochs": num_train_epochs,
+            "has_val": has_val,
+            "train_batch_size": train_batch_size,
+            "val_batch_size": val_batch_size,
+            "shuffle": shuffle,
+            "transform_fn": transformation,
+            "inmemory_cache_all": inmemory_cache_all,
+            "cur_shard": cur_shard,
+            "shard_count": shard_count,
+            "schema_fields": schema_fields,
+            "storage_options": storage_options,
+            "verbose": verbose,
+            "reader_pool_type": reader_pool_type,
+            "train_reader_worker_count": reader_worker_count,
+            "val_reader_worker_count": reader_worker_count,
+            "random_seed": seed,
+        }
+        self._rows = ParquetTorchDataModule(**{**own, **kwargs})
         self._has_val, self._reader_epochs, self._prepare = has_val, num_reader_epochs, prepare_batch
         self._steps = (steps_per_epoch_train, steps_per_epoch_val)
         self._queues = (train_async_data_loader_queue_size, val_async_data_loader_queue_size)
