@@ -15,11 +15,18 @@ std::string seconds(uint64_t ns) { return std::to_string(static_cast<double>(ns)
 
 }  // namespace
 
-void Arrivals::note_ready(uint64_t now_ns, uint64_t waited_ns, int last_rank, int32_t set, const std::string& name) {
+void Arrivals::note_ready(uint64_t now_ns, uint64_t waited_ns, int last_rank, int32_t set, const std::string& name,
+                          uint32_t entry, uint64_t bytes) {
   // One thread at a time writes these.
+  count_step(entry, bytes);
   calls_.store(calls_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   waited_ns_.store(waited_ns_.load(std::memory_order_relaxed) + waited_ns, std::memory_order_relaxed);
   if (waited_ns < kShortWaitNs) return;
+  const uint64_t begun_ns = std::max(counted_until_ns_, now_ns - waited_ns);
+  if (begun_ns < now_ns) {
+    waiting_ns_.store(waiting_ns_.load(std::memory_order_relaxed) + now_ns - begun_ns, std::memory_order_relaxed);
+    counted_until_ns_ = now_ns;
+  }
   const std::lock_guard lock(mutex_);
   by_rank_[last_rank].add(waited_ns);
   by_set_[set].add(waited_ns);
@@ -30,6 +37,14 @@ void Arrivals::note_ready(uint64_t now_ns, uint64_t waited_ns, int last_rank, in
   period.by_rank[last_rank].add(waited_ns);
 }
 
+void Arrivals::count_step(uint32_t entry, uint64_t bytes) {
+  if (entry >= runs_.size()) runs_.resize(entry + 1);
+  const uint64_t runs = ++runs_[entry];
+  if (runs * bytes < most_bytes_) return;
+  most_bytes_ = runs * bytes;
+  steps_.store(runs, std::memory_order_relaxed);
+}
+
 void Arrivals::note_blocked(uint64_t for_ranks_ns, uint64_t for_data_ns) {
   blocked_for_ranks_ns_.fetch_add(for_ranks_ns, std::memory_order_relaxed);
   blocked_for_data_ns_.fetch_add(for_data_ns, std::memory_order_relaxed);
@@ -37,7 +52,9 @@ void Arrivals::note_blocked(uint64_t for_ranks_ns, uint64_t for_data_ns) {
 
 std::string Arrivals::describe(uint64_t now_ns) const {
   std::string text = "{\"seconds\": " + seconds(now_ns - begun_ns_) + ", \"calls\": " + std::to_string(calls_.load()) +
+                     ", \"steps\": " + std::to_string(steps_.load()) +
                      ", \"waited_s\": " + seconds(waited_ns_.load()) +
+                     ", \"waiting_s\": " + seconds(waiting_ns_.load()) +
                      ", \"blocked_for_ranks_s\": " + seconds(blocked_for_ranks_ns_.load()) +
                      ", \"blocked_for_data_s\": " + seconds(blocked_for_data_ns_.load());
   const std::lock_guard lock(mutex_);

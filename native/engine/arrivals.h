@@ -12,6 +12,7 @@
 #include <mutex>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
 namespace hvd {
 
@@ -19,8 +20,9 @@ class Arrivals {
  public:
   explicit Arrivals(uint64_t now_ns) : begun_ns_(now_ns) {}
 
-  // A call is ready that has waited for other ranks. `last_rank`: -1 if it is unknown.
-  void note_ready(uint64_t now_ns, uint64_t waited_ns, int last_rank, int32_t set, const std::string& name);
+  // A call is ready that has waited for other ranks. `last_rank`: -1 if it is unknown. `entry`: the number of its name.
+  void note_ready(uint64_t now_ns, uint64_t waited_ns, int last_rank, int32_t set, const std::string& name,
+                  uint32_t entry, uint64_t bytes);
   // A caller was blocked in a wait until its call was done.
   void note_blocked(uint64_t for_ranks_ns, uint64_t for_data_ns);
   // JSON: an object.
@@ -45,6 +47,7 @@ class Arrivals {
   static constexpr size_t kNames = 1000;  // later ones are summed up as one
   static constexpr size_t kShownNames = 10;
 
+  void count_step(uint32_t entry, uint64_t bytes);
   std::string longest_waits() const;
   static std::string in_json(const ByRank& rows);
   static std::string in_json(const Row& row);
@@ -52,8 +55,15 @@ class Arrivals {
   const uint64_t begun_ns_;
   std::atomic<uint64_t> calls_{0};
   std::atomic<uint64_t> waited_ns_{0};
+  std::atomic<uint64_t> waiting_ns_{0};  // at least one call waited
+  std::atomic<uint64_t> steps_{0};
   std::atomic<uint64_t> blocked_for_ranks_ns_{0};
   std::atomic<uint64_t> blocked_for_data_ns_{0};
+
+  // Of the driver alone. A step is a run of the tensor that has moved the most bytes.
+  std::vector<uint32_t> runs_;  // by entry
+  uint64_t most_bytes_ = 0;
+  uint64_t counted_until_ns_ = 0;  // of waiting_ns_
 
   mutable std::mutex mutex_;  // of what follows
   ByRank by_rank_;

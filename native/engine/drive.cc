@@ -155,7 +155,7 @@ void Engine::apply(Record record) {
       const uint64_t ready_ns = call->begun_ns + applied.waited_ns;
       call->ready_ns.store(ready_ns, std::memory_order_relaxed);
       arrivals_.note_ready(ready_ns, applied.waited_ns, applied.last_rank, call->prepared->descriptor.process_set,
-                           *call->name);
+                           *call->name, record.id, call->prepared->total_bytes);
       runner_->open(std::move(call));
       return;
     }

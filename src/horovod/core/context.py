@@ -22,6 +22,7 @@ from typing import Any, NoReturn, cast
 from horovod.core import gpus, native, tracebacks
 from horovod.core.exceptions import DuplicateNameError, InvalidRequestError, NotInitializedError, StartError
 from horovod.core.requests import RequestCache
+from horovod.core.status import StatusThread
 from horovod.core.wording import quoted
 from horovod.settings import Settings
 from horovod.world import bootstrap, mpi
@@ -93,6 +94,7 @@ class Context:
         where = f"{meeting_point.address}:{meeting_point.port}" if meeting_point else str(os.getpid())
         self._session = f"{where} {world.generation}"
         self._timelines = 0
+        self.status: StatusThread | None = None
         self.pointer = self._start(settings)
         self.argument = ctypes.c_void_p(self.pointer)
         self.requests = RequestCache(self.library, self.pointer)
@@ -103,6 +105,8 @@ class Context:
         self.release = self.library["hvd_release"]
         self.release.restype = None
         self.running = True
+        if settings.status_interval_s and world.rendezvous is not None and self.size > 1:
+            self.status = StatusThread(self, settings.status_interval_s)
         if settings.timeline and settings.timeline.upper() != "DYNAMIC":
             try:
                 self._start_own_timeline(settings)
@@ -226,6 +230,8 @@ class Context:
         self.sets.clear()
         if os.getpid() != self.process_id:
             return  # a forked child: the engine's thread lives in the parent only
+        if self.status is not None:
+            self.status.close()
         self._warn_of_training_apart()
         was_told = self.was_told
         self.end_seen()  # so that the job learns it even if only a native shim was told, or no caller at all

@@ -27,6 +27,7 @@ from horovod.launcher.options.hosts import HostsError, RankIdentity, assign_rank
 from horovod.launcher.options.room import NoRoomError, check_room
 from horovod.launcher.options.usage import UsageError
 from horovod.launcher.placement import PlacementOptions
+from horovod.launcher.watch.command import COMMANDS, look
 from horovod.settings import SettingError, Settings, current_environment, environment_of, rows
 from horovod.settings.without_effect import notes, variables_without_effect
 
@@ -44,11 +45,14 @@ def main(
 
     `secret`: the job's, if the caller has to know it. `keep` gets how the job ends, or why it does not begin.
     """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments and arguments[0] in COMMANDS:
+        return _look(arguments)
     processes.take_signals()
     _occupy_standard_streams()
     environment = current_environment()
     try:
-        options = parse(sys.argv[1:] if arguments is None else arguments)
+        options = parse(arguments)
         if options.version:
             return _answer(__version__)
         if options.check_build:
@@ -72,6 +76,14 @@ def main(
         return supervise.run(ready, secret, keep)
     except UsageError as error:
         return _refused(error, keep)
+
+
+def _look(arguments: Sequence[str]) -> int:
+    try:
+        text, code = look(arguments)
+    except UsageError as error:
+        return _refused(error, lambda _: None)
+    return _answer(text) if text else code
 
 
 def _refused(error: Exception, keep: Keep) -> int:
@@ -262,6 +274,7 @@ class _Plan:
             prefix_timestamp=options.prefix_timestamp,
             prefix=not options.no_prefix,
             only_rank=options.only_rank,
+            summary=options.summary,
             notes=self.said_of_hosts,
         )
 

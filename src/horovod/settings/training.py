@@ -29,3 +29,10 @@ class TrainingSettings:
         "More: also before every so many steps. 0: never. Steps that are compiled (tf.function, Keras' fit, jax.jit) "
         "are not compared.",
     )
+    status_interval_s: float = setting(
+        "HOROVOD_STATUS_INTERVAL_SECONDS",
+        kinds.number(0),
+        1.0,
+        "How often each rank tells the job's rendezvous how it does, for horovodrun top, stacks and --summary, in "
+        "seconds; less often in jobs of more than 500 ranks. 0: never, and horovodrun jobs does not list the job.",
+    )

@@ -58,6 +58,14 @@ class DataLinkOpener:
         close_in_forked_child(self._ours)
         self._thread = threading.Thread(target=self._serve, name="horovod-data-links", daemon=True)
 
+    def address(self) -> str:
+        """Of this rank on the network that data takes."""
+        return self._places[self._rank][0]
+
+    def addresses_of_others(self) -> set[str]:
+        """Of the hosts of the other ranks."""
+        return {place[0] for place in self._places} - {self.address()}
+
     def start(self, peers: Iterable[int]) -> None:
         """`peers`: with which this rank may ever have data links."""
         self._expected = set(peers)

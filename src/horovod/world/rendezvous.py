@@ -213,6 +213,29 @@ class Rendezvous:
         """Says that this rank's start is over: the other ranks' engines notice its end from now on."""
         self._ask({"op": "started"}, timeout_s)
 
+    def tell_status(
+        self, generation: int, rank: int, size: int, status: dict[str, Any], timeout_s: float = _ANSWER_TIMEOUT_S
+    ) -> dict[str, Any]:
+        """Says how this rank does. The answer is that of Statuses.put."""
+        request = {"op": "status", "generation": generation, "rank": rank, "size": size, "status": status}
+        answer = self._exchange(request, time.monotonic() + timeout_s)
+        self._checked(answer, "next_s", float)
+        return dict(answer)
+
+    def statuses(self, timeout_s: float = _ANSWER_TIMEOUT_S) -> dict[str, Any]:
+        """What all ranks have said of themselves: Statuses.view, with all pages in one."""
+        whole: dict[str, Any] = self._ask({"op": "statuses", "first": 0}, timeout_s, "view", dict)
+        page = whole
+        while "next" in page:
+            page = self._ask({"op": "statuses", "first": page["next"]}, timeout_s, "view", dict)
+            whole["ranks"].update(page["ranks"])
+        return whole
+
+    def ask_stacks(self, timeout_s: float = _ANSWER_TIMEOUT_S) -> int:
+        """Has the ranks add their stacks to their statuses, with the number that is returned."""
+        number: int = self._ask({"op": "stacks"}, timeout_s, "number", int)
+        return number
+
     def say(self, worker: int, number: int, word: Any, timeout_s: float = _ANSWER_TIMEOUT_S) -> None:
         """Says a word to the launcher of an elastic job. `number`: 1 for the worker's first one, and so on."""
         self._ask({"op": "say", "worker": worker, "number": number, "word": word}, timeout_s)
@@ -257,6 +280,10 @@ class Rendezvous:
         connection = self._connected(deadline)
         number = connection.ask(_get([key], timeout_s), deadline, take)
         return lambda: connection.forget(number)
+
+    def place(self) -> tuple[str, int, bytes]:
+        """The server's address, its port, and the secret: all that a connection needs."""
+        return self.address, self.port, self._secret
 
     def local_address(self) -> str:
         """This process' address on the interface that leads to the rendezvous."""

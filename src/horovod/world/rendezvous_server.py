@@ -173,6 +173,15 @@ class RendezvousServer:
         with self._start_is_over:
             self._start_is_over.wait_for(lambda: not self._starting, timeout_s)
 
+    def statuses(self) -> dict[str, Any]:
+        """What all ranks have said of themselves: see Statuses.view; `ranks` has all of them."""
+        with self._lock:
+            whole = page = self._store.statuses.view(0, time.monotonic())
+            while "next" in page:
+                page = self._store.statuses.view(page["next"], time.monotonic())
+                whole["ranks"].update(page["ranks"])
+            return whole
+
     def close(self) -> None:
         """Idempotent."""
         if not self._thread.is_alive():

@@ -9,7 +9,7 @@ The first failure of a generation is recorded at `failure/<generation>` by compa
 same cause.
 
 In an elastic job the launcher decides which generation there is and who is in it (`lead`), and speaks with the workers
-(`say`, `hear`; mailboxes.py).
+(`say`, `hear`; mailboxes.py). Ranks also say how they do (`status`; statuses.py).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 from horovod.world.mailboxes import Mailboxes
+from horovod.world.statuses import Statuses
 
 __all__ = ["MAX_KEYS", "WorkerListener", "Reply", "Store", "Wait"]
 
@@ -67,6 +68,7 @@ class Store:
         self._gone: dict[int, str] = {}  # by rank, the first one first: how it ended
         self._listener: WorkerListener | None = None  # in an elastic job
         self._mailboxes = Mailboxes()
+        self.statuses = Statuses()
         self._awaits: dict[int, tuple[int, Wait]] = {}  # by worker: the last word that it has, and its wait for more
 
     # what the launcher does
@@ -185,6 +187,12 @@ class Store:
                 reply({})
             case {"op": "started"}:
                 reply({})
+            case {"op": "status", "generation": int(generation), "rank": int(rank), "size": int(size), "status": dict()}:
+                reply(self.statuses.put(generation, rank, size, request["status"], now_s))
+            case {"op": "statuses", "first": int(first)}:
+                reply({"view": self.statuses.view(first, now_s)})
+            case {"op": "stacks"}:
+                reply({"number": self.statuses.ask_stacks(now_s)})
             case {"op": "get", "keys": list(keys), "timeout_ms": int(timeout_ms)}:
                 wanted = [key for key in keys if isinstance(key, str)]
                 any_of = request.get("any") is True

@@ -91,6 +91,7 @@ class Job:
     prefix_timestamp: bool = False  # in front of each line of output
     prefix: bool = True  # rank and stream in front of each line of output
     only_rank: int | None = None  # whose output alone is shown
+    summary: bool | None = None  # at the end; None: if the job has run for more than a minute
     notes: tuple[str, ...] = ()  # what --verbose says first
     elastic: ElasticPlan | None = None
     joined: Joined | None = None

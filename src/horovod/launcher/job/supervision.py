@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import os
 import selectors
+import shlex
 import signal
 import sys
 import time
@@ -31,6 +32,7 @@ from horovod.launcher.job.spec import Job
 from horovod.launcher.job.terminal import discard, discard_unwritten, signals_as_bytes
 from horovod.launcher.options.room import allow_open_files
 from horovod.launcher.options.usage import UsageError
+from horovod.world import job_files
 from horovod.world.network import interface_address, own_addresses
 from horovod.world.rendezvous_server import RendezvousServer
 
@@ -39,6 +41,7 @@ __all__ = ["Conclusion", "Keep", "Supervision"]
 # How long beyond its own limits an agent may take to end everything before the launcher does it.
 _AGENT_GRACE_S = 2.0
 _UNKNOWN_HOSTS, _UNKNOWN_RANKS = 128, 512  # assumed if the job does not limit them
+_LONG_S = 60.0  # a job that gets a summary without being asked
 # The agents of a batch system's job get a signal together. It is passed on once in this time.
 _SAME_SIGNAL_S = 2.0
 # A loop that takes this much longer than it slept was held up itself: every silence is then measured anew.
@@ -77,10 +80,13 @@ class Supervision:
         address, addresses = _where_to_meet(job, hosts)
         try:
             self.server = RendezvousServer(secret, address)
+            self._file = job_files.write("127.0.0.1" if address == "0.0.0.0" else address, self.server.port, secret, shlex.join(job.command))
         except OSError as error:
             hint = f"ranks use IPv4: `ip address show lo` must have 127.0.0.1; {job.terms.interface} names another one"
             raise UsageError(f"no port can be opened at {address}: {error.strerror}\nhint: {hint}", 1) from error
         stack.callback(self.server.close)
+        if self._file is not None:
+            stack.callback(self._file.remove)
         streams = {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
         self._end_line: Callable[[str], None] = lambda _: None
         self.outputs = Outputs(
@@ -94,6 +100,7 @@ class Supervision:
         )
         self._end_line = self.outputs.end_line
         self.pids: dict[int, int] = {}
+        self._began_s = time.monotonic()
         self.asked = False  # all ranks, to end
         self.done = False  # nothing more is waited for
         self._interrupted: int | None = None
@@ -133,6 +140,7 @@ class Supervision:
             pass
         except OutputError as error:
             self._cannot_write(error)
+        self._summarize()
         code = self._conclude()
         for stream in (sys.stdout, sys.stderr):
             discard_unwritten(stream)
@@ -363,6 +371,15 @@ class Supervision:
             self.done = True
 
     # the end
+
+    def _summarize(self) -> None:
+        """Says what the ranks have done, if asked for or if the job was a long one."""
+        seconds = time.monotonic() - self._began_s
+        if seconds > _LONG_S if self.job.summary is None else self.job.summary:
+            from horovod.launcher.watch.summary import summary  # jobs end earlier without it
+
+            for line in summary(self.server.statuses(), seconds):
+                self.warn(line)
 
     def could_not_start(self, why: str, exit_code: int) -> None:
         """Nothing has started, or not all."""

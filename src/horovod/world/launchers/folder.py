@@ -12,11 +12,11 @@ import contextlib
 import hashlib
 import os
 import re
-import stat
 from pathlib import Path
 
 from horovod.core.exceptions import StartError
 from horovod.world.launchers.offer import LONGEST_BYTES, Offer
+from horovod.world.private_files import NotPrivateError, private_folder, read_private, write_private
 
 __all__ = ["OfferFile"]
 
@@ -28,35 +28,26 @@ class OfferFile:
         readable = re.sub(r"[^A-Za-z0-9._-]+", "-", key)[:80]
         self.path = folder / f"job-{readable}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            status = folder.stat()
+            private_folder(folder)
         except OSError as error:
             raise StartError(
                 f"the folder {folder}, in which the ranks are to find each other, cannot be used: {error.strerror}\n"
                 "hint: HOROVOD_RENDEZVOUS_DIRECTORY names another folder, which all hosts must share",
                 "start-unfound",
             ) from error
-        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        except NotPrivateError as error:
             raise StartError(
                 f"{folder}, in which the ranks are to find each other, is not a folder that only its owner, this user, "
-                f"can write in (owner {status.st_uid}, mode {stat.S_IMODE(status.st_mode):04o})\n"
+                f"can write in ({error})\n"
                 f"hint: chmod 700 {folder}, or set HOROVOD_RENDEZVOUS_DIRECTORY to a folder of this user's",
                 "start-secret",
-            )
+            ) from None
 
     def write(self, offer: Offer) -> None:
         """Replaces the file of an earlier job of this name. A reader gets all of it or none."""
-        fresh = self.path.with_name(f".{os.urandom(8).hex()}")
         try:
-            descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            with open(descriptor, "wb") as file:
-                file.write(offer.packed())
-                file.flush()
-                os.fsync(descriptor)  # a network's file system then has it, too
-            os.replace(fresh, self.path)
+            write_private(self.path, offer.packed())
         except OSError as error:
-            with contextlib.suppress(OSError):
-                fresh.unlink(missing_ok=True)
             raise StartError(
                 f"the file {self.path}, by which the ranks are to find rank 0, cannot be written: {error.strerror}\n"
                 "hint: HOROVOD_RENDEZVOUS_DIRECTORY names another folder, which all hosts must share",
@@ -65,21 +56,17 @@ class OfferFile:
 
     def read(self) -> Offer | None:
         """The offer in the file; None if there is none. Raises StartError if the file is not private to this user."""
-        try:
+        with contextlib.suppress(OSError):
             os.listdir(self.path.parent)  # a network's file system may remember that there was no such file
-            descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError:
-            return None
-        with open(descriptor, "rb") as file:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-                raise StartError(
-                    f"{self.path}, the file with rank 0's address, is not private to this user (owner "
-                    f"{status.st_uid}, mode {stat.S_IMODE(status.st_mode):04o})\n"
-                    "hint: remove it if you did not create it",
-                    "start-secret",
-                )
-            return Offer.parse(file.read(LONGEST_BYTES))
+        try:
+            data = read_private(self.path, LONGEST_BYTES)
+        except NotPrivateError as error:
+            raise StartError(
+                f"{self.path}, the file with rank 0's address, is not private to this user ({error})\n"
+                "hint: remove it if you did not create it",
+                "start-secret",
+            ) from None
+        return None if data is None else Offer.parse(data)
 
     def remove(self, offer: Offer) -> None:
         """Removes the file if it is still that of this offer."""

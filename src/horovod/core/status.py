@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tells the job's rendezvous about once a second how this rank does (world/statuses.py), on a thread of its own.
+
+A status is an object of JSON; `horovodrun top` and the summary at a job's end read it (launcher/watch/). Times are of
+this rank's clock, and counts since init:
+
+| key | meaning |
+|---|---|
+| pid, host, local_rank | of this process |
+| seconds, steps, bytes, in_flight, waiting_s, blocked_for_ranks_s, blocked_for_data_s | from hvd.statistics() |
+| by_rank | for which ranks this one has waited: seconds by rank, the longest ones |
+| late | the rank that this one waits for lately: rank, share (of the time), since_step, since_s |
+| cpu_s, core_wait_s | processor time of this process' threads, and how long they waited for a core |
+| address, links | if the job has several hosts: this one's address, and by other hosts' address: bytes that have arrived \
+there, and seconds in which bytes were on their way (link_rates.py) |
+| sampled | if the server wants it: in which part of a step the main thread was found, and at which line (samples.py) |
+| stacks | if they were asked for: number (of the request), threads |
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import socket
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from horovod.core import link_rates, samples
+from horovod.world import job_files
+from horovod.world.channel import ChannelError
+
+if TYPE_CHECKING:
+    from horovod.core.context import Context
+
+__all__ = ["StatusThread"]
+
+_SAMPLE_S = 0.05  # 20 looks a second, of about 20 us each
+_TIMEOUT_S = 5.0
+_LAST_S = 0.5  # for the last status, and for what the thread is about to do
+_LEAST_SHARE = 0.02  # of the time: less is not worth a word
+_MOST_RANKS = 8
+_CLEAR = 0.5  # of the waiting, that was for one rank
+
+
+class StatusThread:
+    """From construction to `close`. Ends by itself if the rendezvous does: then the job ends, too."""
+
+    def __init__(self, context: Context, interval_s: float) -> None:
+        self._context = context
+        self._interval_s = interval_s
+        self._ended = threading.Event()
+        self._samples: samples.Samples | None = None
+        self._stacks = 0  # the number of the newest request that came
+        self._late = _Late()
+        self._file: job_files.JobFile | None = None
+        rendezvous = context.world.rendezvous
+        if rendezvous is not None and context.world.identity.local_rank == 0:
+            self._file = job_files.write(*rendezvous.place(), " ".join(sys.orig_argv))
+        self._thread = threading.Thread(target=self._run, name="horovod-status", daemon=True)
+        with contextlib.suppress(RuntimeError):  # no more threads: the job goes on without
+            self._thread.start()
+
+    def close(self) -> None:
+        """Returns when the last status has been sent, or after _LAST_S."""
+        self._ended.set()
+        if self._file is not None:
+            self._file.remove()
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join(_LAST_S)
+
+    def _run(self) -> None:
+        next_s = self._interval_s
+        with contextlib.suppress(ChannelError):
+            while not self._sleep(next_s):
+                next_s = max(self._interval_s, self._tell(_TIMEOUT_S))
+            if not self._context.was_told:  # of an end before the script's own
+                self._tell(_LAST_S)  # for the summary
+
+    def _sleep(self, seconds: float) -> bool:
+        """True if the end has come. Takes samples meanwhile, at times that no loop of the script keeps step with."""
+        if self._samples is None:
+            return self._ended.wait(seconds)
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            if self._ended.wait(_SAMPLE_S * random.uniform(0.5, 1.5)):
+                return True
+            self._samples.take()
+        return False
+
+    def _tell(self, timeout_s: float) -> float:
+        """Sends the status; returns in how many seconds the next one is due. Raises ChannelError."""
+        context = self._context
+        rendezvous = context.world.rendezvous
+        assert rendezvous is not None
+        status = self._status()
+        answer = rendezvous.tell_status(context.world.generation, context.rank, context.size, status, timeout_s)
+        if not answer.get("sample"):
+            self._samples = None
+        elif self._samples is None:
+            self._samples = samples.Samples()
+        self._stacks = answer.get("stacks", 0)
+        return float(answer["next_s"])
+
+    def _status(self) -> dict[str, Any]:
+        facts = self._context.statistics()
+        arrivals = facts["arrivals"]
+        names = ("seconds", "steps", "waiting_s", "blocked_for_ranks_s", "blocked_for_data_s")
+        waits = {rank: row["waited_s"] for rank, row in arrivals["by_rank"].items() if rank >= 0}
+        longest = sorted(waits, key=waits.__getitem__, reverse=True)[:_MOST_RANKS]
+        cpu_s, core_wait_s = _times_of_threads()
+        status: dict[str, Any] = {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "local_rank": self._context.world.identity.local_rank,
+            **{name: arrivals[name] for name in names},
+            "bytes": facts["bytes"],
+            "in_flight": facts["in_flight"],
+            "by_rank": {str(rank): round(waits[rank], 6) for rank in longest},
+            "late": self._late.now(arrivals, waits),
+            "cpu_s": cpu_s,
+            "core_wait_s": core_wait_s,
+        }
+        opener = self._context.world.opener
+        others = opener.addresses_of_others() if opener is not None else set()
+        if opener is not None and others:
+            status["address"] = opener.address()
+            status["links"] = {to: sent for to, sent in link_rates.by_address().items() if to in others}
+        if self._samples is not None:
+            status["sampled"] = self._samples.summary()
+        if self._stacks:
+            status["stacks"] = {"number": self._stacks, "threads": samples.stacks()}
+        return status
+
+
+class _Late:
+    """For which rank this one waits lately, and since when."""
+
+    def __init__(self) -> None:
+        self._waits: dict[int, float] = {}
+        self._seconds = 0.0
+        self._lost_s = 0.0
+        self._found: dict[str, Any] | None = None
+
+    def now(self, arrivals: dict[str, Any], waits: dict[int, float]) -> dict[str, Any] | None:
+        passed_s = arrivals["seconds"] - self._seconds
+        lost_s = lost(arrivals)
+        share = (lost_s - self._lost_s) / max(passed_s, 1e-9)
+        new = {rank: wait - self._waits.get(rank, 0.0) for rank, wait in waits.items()}
+        whole = sum(new.values())
+        worst = max(new, key=new.__getitem__, default=None)
+        self._waits, self._lost_s, self._seconds = dict(waits), lost_s, arrivals["seconds"]
+        if worst is None or share < _LEAST_SHARE or new[worst] < _CLEAR * whole:
+            self._found = None
+            return None
+        if self._found is None or self._found["rank"] != worst:
+            since = {"since_step": arrivals["steps"], "since_s": arrivals["seconds"]}
+            self._found = {"rank": worst, "share": 0.0, **since}
+        self._found["share"] = round(share * new[worst] / whole, 4)
+        return self._found
+
+
+def lost(facts: dict[str, Any]) -> float:
+    """Seconds that this rank has lost by waiting for others: it was blocked, or, if only a framework's threads wait,
+    a call waited."""
+    blocked: float = facts["blocked_for_ranks_s"]
+    return blocked or float(facts["waiting_s"])
+
+
+def _times_of_threads() -> tuple[float, float]:
+    """Seconds that this process' threads have run, and that they have waited for a core, as Linux' scheduler knows."""
+    ran = waited = 0
+    with contextlib.suppress(OSError):
+        for thread in os.listdir("/proc/self/task"):
+            with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/schedstat", "rb") as file:
+                fields = file.read().split()
+                ran, waited = ran + int(fields[0]), waited + int(fields[1])
+    return round(ran * 1e-9, 3), round(waited * 1e-9, 3)

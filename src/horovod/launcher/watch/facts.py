@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes rates of the statuses that ranks send. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+__all__ = ["JobFacts", "Sampled", "RankFacts", "facts_of", "since_init"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampled:
+    """Where the main thread of a rank was. `shares`: of the samples, by (part of the step, line of the script)."""
+
+    samples: int
+    shares: dict[tuple[str, str], float]
+
+    def by_part(self) -> dict[str, float]:
+        """Shares by part of the step."""
+        parts: dict[str, float] = {}
+        for (part, _), share in self.shares.items():
+            parts[part] = parts.get(part, 0.0) + share
+        return parts
+
+
+@dataclasses.dataclass(frozen=True)
+class RankFacts:
+    """One rank in a span of time. Shares are of that time.
+
+    `lost_share`: it waited for other ranks. `data_share`: it was blocked while data moved. `core_share`: its threads
+    waited for a core; with several threads this may be above 1. `waits`: seconds by the rank that was waited for.
+    `late`: the rank that it waits for lately, with `since_step` and `since_s`. `links`: by the other host's address: bytes
+    that have arrived there, and seconds in which bytes were on their way.
+    """
+
+    rank: int
+    host: str
+    local_rank: int
+    pid: int
+    age_s: float
+    span_s: float
+    seconds: float
+    steps: float
+    steps_total: int
+    bytes_per_s: float
+    lost_share: float
+    data_share: float
+    core_share: float
+    waits: dict[int, float]
+    late: dict[str, Any] | None
+    sampled: Sampled | None
+    address: str
+    links: dict[str, tuple[float, float]]
+
+    @property
+    def steps_per_s(self) -> float:
+        return self.steps / self.span_s if self.span_s else 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class JobFacts:
+    """`past`: earlier generations of an elastic job, as Statuses keeps them."""
+
+    generation: int
+    size: int
+    ranks: dict[int, RankFacts]
+    past: list[dict[str, Any]]
+
+
+def facts_of(view: dict[str, Any]) -> JobFacts:
+    """The job in the last 10 to 20 s, or since init if that is less. `view`: of Statuses.view, whole."""
+    return _facts(view, lately=True)
+
+
+def since_init(view: dict[str, Any]) -> JobFacts:
+    """The job since its last init. A rank that has ended gives its last status."""
+    return _facts(view, lately=False)
+
+
+def _facts(view: dict[str, Any], *, lately: bool) -> JobFacts:
+    ranks = {}
+    for text, known in view["ranks"].items():
+        before = known["before"] if lately and known["before_s"] > 0 else {}
+        ranks[int(text)] = _rank_facts(int(text), known["newest"], before, known["age_s"])
+    return JobFacts(view["generation"], view["size"], ranks, view.get("past", []))
+
+
+def _rank_facts(rank: int, new: dict[str, Any], old: dict[str, Any], age_s: float) -> RankFacts:
+    def passed(name: str) -> float:
+        return max(0.0, _number(new.get(name)) - _number(old.get(name)))
+
+    span_s = passed("seconds")
+    # As core/status.py: waits that are hidden behind the script's own work count only if it is never blocked itself.
+    lost_s = passed("blocked_for_ranks_s") if _number(new.get("blocked_for_ranks_s")) else passed("waiting_s")
+    old_waits = old.get("by_rank", {})
+    waits = {int(of): _number(wait) - _number(old_waits.get(of)) for of, wait in new.get("by_rank", {}).items()}
+
+    def share(seconds: float) -> float:
+        return seconds / span_s if span_s > 0 else 0.0
+
+    return RankFacts(
+        rank=rank,
+        host=str(new.get("host", "?")),
+        local_rank=int(_number(new.get("local_rank"))),
+        pid=int(_number(new.get("pid"))),
+        age_s=age_s,
+        span_s=span_s,
+        seconds=_number(new.get("seconds")),
+        steps=passed("steps"),
+        steps_total=int(_number(new.get("steps"))),
+        bytes_per_s=share(passed("bytes")),
+        lost_share=min(1.0, share(lost_s)),
+        data_share=min(1.0, share(passed("blocked_for_data_s"))),
+        core_share=share(passed("core_wait_s")),
+        waits={of: wait for of, wait in waits.items() if wait > 0},
+        late=new.get("late"),
+        sampled=_sampled(new.get("sampled")),
+        address=str(new.get("address", "")),
+        links=_links(new.get("links", {}), old.get("links", {})),
+    )
+
+
+def _links(new: dict[str, Any], old: dict[str, Any]) -> dict[str, tuple[float, float]]:
+    links = {}
+    for address, (arrived, busy_s) in new.items():
+        before = old.get(address, (0, 0.0))
+        # A connection that was closed takes its counts with it.
+        links[address] = max(0.0, arrived - before[0]), max(0.0, busy_s - before[1])
+    return links
+
+
+def _sampled(found: Any) -> Sampled | None:
+    match found:
+        case {"samples": int(samples), "lines": list(rows)} if samples > 0:
+            return Sampled(samples, {(str(part), str(line)): count / samples for part, line, count in rows})
+    return None
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, (int, float)) else 0.0

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`horovodrun jobs`: the user's jobs that run on this host."""
+
+from __future__ import annotations
+
+import datetime
+import time
+
+from horovod.launcher.watch.door import Running, jobs_here
+from horovod.launcher.watch.facts import facts_of
+
+__all__ = ["jobs"]
+
+
+def jobs() -> str:
+    """The text. Raises UsageError."""
+    found = jobs_here()
+    if not found:
+        return "no job of this user runs on this host"
+    rows = [("JOB", "RANKS", "HOSTS", "FOR", "STEPS/S", "COMMAND"), *map(_row, found)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    return "\n".join("  ".join([*(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows)
+
+
+def _row(job: Running) -> tuple[str, ...]:
+    facts = facts_of(job.view)
+    hosts = {one.host for one in facts.ranks.values()}
+    rates = [one.steps_per_s for one in facts.ranks.values()]
+    began = datetime.timedelta(seconds=round(max(0.0, time.time() - job.file.began_s)))
+    return (
+        job.file.id,
+        str(facts.size or "?"),
+        str(len(hosts) or "?"),
+        str(began),
+        f"{max(rates):.1f}" if rates else "-",
+        job.file.command,
+    )

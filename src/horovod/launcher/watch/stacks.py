@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`horovodrun stacks`: where all ranks of a job are now; ranks with equal stacks are one group."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from horovod.core.tracebacks import is_of_script
+from horovod.launcher.watch.door import one_job, open_job
+
+__all__ = ["grouped", "ranks_in_words", "stacks"]
+
+_PATIENCE_S = 6.0
+_LOOK_S = 0.1
+
+
+def stacks(job_id: str | None, *, all_threads: bool = False) -> str:
+    """The text. Raises UsageError, and ChannelError if the job ends."""
+    with open_job(one_job(job_id)) as rendezvous:
+        number = rendezvous.ask_stacks()
+        until = time.monotonic() + _PATIENCE_S
+        while True:
+            view = rendezvous.statuses()
+            found, silent = _answers(view, number)
+            if not silent or time.monotonic() > until:
+                return grouped(found, silent, all_threads=all_threads)
+            time.sleep(_LOOK_S)
+
+
+def _answers(view: dict[str, Any], number: int) -> tuple[dict[int, list[dict[str, Any]]], dict[int, str]]:
+    """The threads of the ranks that have answered; of the others, what they are doing instead."""
+    found: dict[int, list[dict[str, Any]]] = {}
+    silent = {}
+    for rank in range(view["size"]):
+        known = view["ranks"].get(str(rank))
+        answer = known and known["newest"].get("stacks")
+        if answer and answer["number"] >= number:
+            found[rank] = answer["threads"]
+        elif known:
+            silent[rank] = f"pid {known['newest']['pid']} on {known['newest']['host']}, last heard {known['age_s']:.0f} s ago"
+        else:
+            silent[rank] = "not heard of"
+    return found, silent
+
+
+def grouped(
+    found: dict[int, list[dict[str, Any]]], silent: dict[int, str], *, all_threads: bool = False
+) -> str:
+    """The largest group first. Only the main threads, or all."""
+    groups: dict[tuple[tuple[str, ...], ...], list[int]] = {}
+    for rank, threads in found.items():
+        shown = threads if all_threads else threads[:1]
+        key = tuple((str(one["thread"]), *map(str, one["frames"])) for one in shown)
+        groups.setdefault(key, []).append(rank)
+    lines = []
+    for key, ranks in sorted(groups.items(), key=lambda item: -len(item[1])):
+        head = f"{ranks_in_words(ranks)} at {_innermost(key[0][1:])}" if key else ranks_in_words(ranks)
+        lines.append(head)
+        for thread, *frames in key:
+            lines += [f"  thread {thread}:"] if all_threads else []
+            lines += [f"    {frame}" for frame in frames]
+        lines.append("")
+    for rank, why in silent.items():
+        lines.append(f"rank {rank} has not answered ({why}): it is stopped, or native code holds Python's lock")
+    return "\n".join(lines).rstrip("\n")
+
+
+def ranks_in_words(ranks: Iterable[int]) -> str:
+    """`rank 3`, `2 ranks (0, 4)`, `126 ranks (0-99, 102-127)`."""
+    ordered = sorted(ranks)
+    spans: list[list[int]] = []
+    for rank in ordered:
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    if len(ordered) == 1:
+        return f"rank {ordered[0]}"
+    listed = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+    return f"{len(ordered)} ranks ({listed})"
+
+
+def _innermost(frames: tuple[str, ...]) -> str:
+    """`train.py:88`: the innermost line of the script, or of all."""
+    own = [frame for frame in frames if is_of_script(frame)]
+    place = (own or list(frames) or ["?"])[-1].partition(" in ")[0]
+    return place.rpartition("/")[2]

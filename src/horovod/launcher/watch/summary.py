@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a job has done, in a few lines: horovodrun prints them at its end. Pure."""
+
+from __future__ import annotations
+
+import datetime
+import statistics
+from typing import Any
+
+from horovod.launcher.watch.facts import JobFacts, since_init
+from horovod.launcher.watch.verdict import judge
+
+__all__ = ["summary"]
+
+
+def summary(view: dict[str, Any], seconds: float) -> list[str]:
+    """The lines; none if no rank has said anything. `seconds`: how long the job ran.
+
+    `view`: of Statuses.view, whole.
+    """
+    facts = since_init(view)
+    ranks = facts.ranks.values()
+    if not ranks:
+        return []
+    steps = max(one.steps_total for one in ranks) + sum(round(one["steps"]) for one in facts.past)
+    moved = max(one.bytes_per_s * one.span_s for one in ranks) + sum(one["bytes"] for one in facts.past)
+    lines = [
+        f"{datetime.timedelta(seconds=round(seconds))}, {steps:,} steps, {moved / 1e9:,.1f} GB reduced on each rank",
+        f"of its time, a typical rank waited {_percent(statistics.median(one.lost_share for one in ranks))} for other "
+        f"ranks and {_percent(statistics.median(one.data_share for one in ranks))} for data",
+        *_who_was_last(facts),
+    ]
+    verdict = judge(facts, sustained=False)
+    if verdict is not None:
+        lines.append(str(verdict))
+    if facts.past:
+        lines.append(f"the ranks have begun anew {len(facts.past)} times, since workers left or joined")
+    return lines
+
+
+def _who_was_last(facts: JobFacts) -> list[str]:
+    """The rank for which the others waited longest."""
+    waits: dict[int, float] = {}
+    for one in facts.ranks.values():
+        for rank, seconds in one.waits.items():
+            waits[rank] = waits.get(rank, 0.0) + seconds
+    if not waits:
+        return []
+    worst = max(waits, key=waits.__getitem__)
+    share = waits[worst] / sum(waits.values())
+    host = facts.ranks[worst].host if worst in facts.ranks else "?"
+    return [f"the others waited longest for rank {worst} (host {host}): {_percent(share)} of all waiting"]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f}%" if share >= 0.01 or share == 0 else "under 1%"

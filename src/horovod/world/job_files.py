@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files by which the user finds running jobs on this host: `horovodrun jobs`, `top` and `stacks` read them.
+
+A file has the address of the job's rendezvous and the job's secret, so it is this user's alone. The lowest rank of each
+host writes one, and horovodrun where it runs; all files of a job have the same id in their names. A file of a job that
+was killed is removed by its reader.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+
+from horovod.world.private_files import NotPrivateError, private_folder, read_private, write_private
+from horovod.world.secret import SECRET_BYTES
+
+__all__ = ["JobFile", "running_jobs", "write"]
+
+_LONGEST_BYTES = 1 << 16
+_LONGEST_COMMAND = 200
+
+
+@dataclasses.dataclass(frozen=True)
+class JobFile:
+    """A job as this host knows it. `pid`: the process that wrote the file. `began_s`: seconds since 1970."""
+
+    address: str
+    port: int
+    secret: bytes = dataclasses.field(repr=False)
+    pid: int
+    command: str
+    began_s: float
+    path: Path | None = None
+
+    @property
+    def id(self) -> str:
+        """The same on all hosts of the job."""
+        return hashlib.sha256(b"job" + self.secret + str(self.port).encode()).hexdigest()[:6]
+
+    def remove(self) -> None:
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+
+def write(address: str, port: int, secret: bytes, command: str) -> JobFile | None:
+    """Announces the job on this host; None if there can be no file, which must not keep a job from running."""
+    folder = _folder()
+    job = JobFile(address, port, secret, os.getpid(), command[:_LONGEST_COMMAND], time.time())
+    path = folder / f"{job.id}-{job.pid}"
+    fields = {
+        "address": address,
+        "port": port,
+        "secret": secret.hex(),
+        "pid": job.pid,
+        "command": job.command,
+        "began_s": job.began_s,
+    }
+    try:
+        private_folder(folder)
+        write_private(path, json.dumps(fields).encode())
+    except (OSError, NotPrivateError):
+        return None
+    return dataclasses.replace(job, path=path)
+
+
+def running_jobs() -> list[JobFile]:
+    """The user's jobs of which this host has a file, the newest first; of the files of one job the oldest one.
+
+    A job may have ended, if it was killed. Raises NotPrivateError if another user can change the files.
+    """
+    folder = _folder()
+    if not folder.is_dir():
+        return []
+    private_folder(folder)
+    jobs: dict[str, JobFile] = {}
+    for path in sorted(folder.iterdir()):
+        job = None
+        with contextlib.suppress(NotPrivateError):
+            job = _parsed(read_private(path, _LONGEST_BYTES), path)
+        if job is not None and (job.id not in jobs or job.began_s < jobs[job.id].began_s):
+            jobs[job.id] = job
+    return sorted(jobs.values(), key=lambda job: -job.began_s)
+
+
+def _folder() -> Path:
+    # Not a folder that the environment names: batch systems and logins set different ones.
+    return Path(f"/tmp/horovod-{os.geteuid()}")
+
+
+def _parsed(data: bytes | None, path: Path) -> JobFile | None:
+    """None for anything that is not such a file."""
+    try:
+        fields = json.loads(data or b"")
+        secret = bytes.fromhex(fields["secret"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    match fields:
+        case {
+            "address": str(address),
+            "port": int(port),
+            "pid": int(pid),
+            "command": str(command),
+            "began_s": float(began_s),
+        } if 0 < port < 1 << 16 and len(secret) >= SECRET_BYTES:
+            return JobFile(address, port, secret, pid, command, began_s, path)
+    return None
