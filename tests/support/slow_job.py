@@ -56,7 +56,7 @@ class Net(torch.nn.Module):
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
         spend("forward")
-        return self.layers(Slowly.apply(value))
+        return Slowly.apply(self.layers(value))
 
 
 class Sgd(torch.optim.SGD):

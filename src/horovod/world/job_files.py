@@ -2,8 +2,8 @@
 """The files by which the user finds running jobs on this host: `horovodrun jobs`, `top` and `stacks` read them.
 
 A file has the address of the job's rendezvous and the job's secret, so it is this user's alone. The lowest rank of each
-host writes one, and horovodrun where it runs; all files of a job have the same id in their names. A file of a job that
-was killed is removed by its reader.
+host writes one, and horovodrun where it runs; all files of a job have the same id in their names. The file of a process
+that was killed is removed by whoever next reads or removes a file.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class JobFile:
     pid: int
     command: str
     began_s: float
+    pid_space: str = ""
     path: Path | None = None
 
     @property
@@ -45,12 +46,24 @@ class JobFile:
     def remove(self) -> None:
         if self.path is not None:
             self.path.unlink(missing_ok=True)
+            with contextlib.suppress(NotPrivateError):
+                running_jobs()
+
+    def has_ended(self) -> bool:
+        """True if the process that wrote the file is known to have ended. It may be in another container."""
+        if self.pid_space != _pid_space():
+            return False
+        try:
+            status = Path(f"/proc/{self.pid}/stat").read_text(errors="replace")
+        except OSError:
+            return True
+        return status.rpartition(")")[2].split()[0] == "Z"
 
 
 def write(address: str, port: int, secret: bytes, command: str) -> JobFile | None:
     """Announces the job on this host; None if there can be no file, which must not keep a job from running."""
     folder = _folder()
-    job = JobFile(address, port, secret, os.getpid(), command[:_LONGEST_COMMAND], time.time())
+    job = JobFile(address, port, secret, os.getpid(), " ".join(command.split())[:_LONGEST_COMMAND], time.time(), _pid_space())
     path = folder / f"{job.id}-{job.pid}"
     fields = {
         "address": address,
@@ -59,6 +72,7 @@ def write(address: str, port: int, secret: bytes, command: str) -> JobFile | Non
         "pid": job.pid,
         "command": job.command,
         "began_s": job.began_s,
+        "pid_space": job.pid_space,
     }
     try:
         private_folder(folder)
@@ -71,7 +85,7 @@ def write(address: str, port: int, secret: bytes, command: str) -> JobFile | Non
 def running_jobs() -> list[JobFile]:
     """The user's jobs of which this host has a file, the newest first; of the files of one job the oldest one.
 
-    A job may have ended, if it was killed. Raises NotPrivateError if another user can change the files.
+    Removes files of processes that have ended. Raises NotPrivateError if another user can change the files.
     """
     folder = _folder()
     if not folder.is_dir():
@@ -82,7 +96,9 @@ def running_jobs() -> list[JobFile]:
         job = None
         with contextlib.suppress(NotPrivateError):
             job = _parsed(read_private(path, _LONGEST_BYTES), path)
-        if job is not None and (job.id not in jobs or job.began_s < jobs[job.id].began_s):
+        if job is not None and job.has_ended():
+            path.unlink(missing_ok=True)
+        elif job is not None and (job.id not in jobs or job.began_s < jobs[job.id].began_s):
             jobs[job.id] = job
     return sorted(jobs.values(), key=lambda job: -job.began_s)
 
@@ -90,6 +106,12 @@ def running_jobs() -> list[JobFile]:
 def _folder() -> Path:
     # Not a folder that the environment names: batch systems and logins set different ones.
     return Path(f"/tmp/horovod-{os.geteuid()}")
+
+
+def _pid_space() -> str:
+    with contextlib.suppress(OSError):
+        return os.readlink("/proc/self/ns/pid")
+    return ""
 
 
 def _parsed(data: bytes | None, path: Path) -> JobFile | None:
@@ -106,6 +128,7 @@ def _parsed(data: bytes | None, path: Path) -> JobFile | None:
             "pid": int(pid),
             "command": str(command),
             "began_s": float(began_s),
+            "pid_space": str(pid_space),
         } if 0 < port < 1 << 16 and len(secret) >= SECRET_BYTES:
-            return JobFile(address, port, secret, pid, command, began_s, path)
+            return JobFile(address, port, secret, pid, command, began_s, pid_space, path)
     return None

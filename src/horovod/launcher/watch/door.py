@@ -31,7 +31,7 @@ class Running:
 def jobs_here() -> list[Running]:
     """The user's jobs that have a rank on this host, or whose horovodrun is here; the newest first.
 
-    Removes the files of jobs that have ended without removing them. Raises UsageError.
+    Raises UsageError.
     """
     try:
         files = running_jobs()
@@ -78,20 +78,10 @@ def _asked(file: JobFile) -> Running | None:
     try:
         with open_job(file) as rendezvous:
             return Running(file, rendezvous.statuses(_ANSWER_S))
-    except ChannelError:
-        # Refused, or another program has the port now.
-        if not _lives(file.pid):
-            file.remove()
+    except ChannelError:  # it is about to end, or another program has the port now
         return None
 
 
 def _rendezvous(file: JobFile) -> Rendezvous:
     return Rendezvous(file.address, file.port, file.secret, f"job {file.id}")
 
-
-def _lives(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False

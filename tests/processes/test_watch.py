@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""horovodrun jobs, top, stacks and --summary, on running jobs."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.jobs import TIMEOUT_S, Job, python, run_job
+from support.started import mpi
+
+from horovod.world import job_files
+
+START = "import os\ndef ready(): os.write(1, b'ready %d\\n' % os.getpid())\n"
+# Rank 1 is late in a function of its own, until the test says that it has seen enough.
+TRAIN = """
+import time
+from pathlib import Path
+import numpy
+import horovod.core as hvd
+hvd.init()
+def prepare():
+    time.sleep(0.02 if hvd.rank() == 1 else 0.0)
+ready()
+enough = Path({enough!r})
+while not hvd.allreduce(numpy.array(float(enough.exists())), name="enough"):
+    prepare()
+    hvd.allreduce(numpy.ones(1000), name="gradient")
+"""
+
+
+def look(*words: str) -> str:
+    command = [sys.executable, "-m", "horovod.launcher", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+    return done.stdout + done.stderr
+
+
+def script(folder: Path, mark: str) -> tuple[list[str], Path]:
+    """A command that trains until the file that is returned exists. Its name tells it apart from other tests' jobs."""
+    enough = folder / "enough"
+    path = folder / f"{mark}_{os.getpid()}.py"
+    path.write_text(START + TRAIN.format(enough=str(enough)))
+    return [sys.executable, str(path)], enough
+
+
+def id_of(command: str) -> str:
+    """The id of the job whose command has these words; other tests' jobs run on this host, too."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < deadline:
+        found = re.search(rf"^(\w+) .*{re.escape(command)}", look("jobs"), re.MULTILINE)
+        if found:
+            return found[1]
+        time.sleep(0.2)
+    raise AssertionError(f"no job with {command!r} in\n{look('jobs')}")
+
+
+def shown_until(pattern: str, *words: str) -> str:
+    """What a command prints, once it matches."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not re.search(pattern, text := " ".join(look(*words).split())):
+        assert time.monotonic() < deadline, text
+        time.sleep(0.5)
+    return text
+
+
+def test_a_running_job_is_listed_shown_and_judged(tmp_path: Path) -> None:
+    command, enough = script(tmp_path, "listed")
+    with Job(tmp_path, "-np", "3", "--summary", command) as job:
+        job.wait_ready(3)
+        name = id_of(command[1])
+        late = r"rank 1 \(host \S+\) comes 2\d ms late in each step since step \d+: it is in prepare \(listed_\d+.py:\d+\)"
+        text = shown_until(late, "top", name, "--once")
+        assert f"job {name}: 3 ranks on 1 host" in text
+        stacks = look("stacks", name)
+        assert "ranks (" in stacks and " in prepare" in stacks and "horovod/core" in stacks
+        assert "no running job of this user on this host has the id 'zzz'" in look("top", "zzz", "--once")
+        enough.touch()
+        done = job.wait()
+    assert done.code == 0, done
+    assert re.search(r"horovodrun: 0:\d\d:\d\d, \d[\d,]* steps, ", done.stderr)
+    assert re.search(r"horovodrun: the others waited longest for rank 1 \(host \S+\): \d\d+% of all waiting", done.stderr)
+    assert re.search(rf"horovodrun: {late}", done.stderr)
+    assert name not in look("jobs")
+
+
+def test_a_short_job_has_no_summary_unless_it_is_asked_for(tmp_path: Path) -> None:
+    code = "import horovod.core as hvd; hvd.init()"
+    assert run_job(tmp_path, "-np", "2", python(code)).stderr == ""
+    assert " steps, " in run_job(tmp_path, "-np", "2", "--summary", python(code)).stderr
+
+
+def test_ranks_of_mpirun_can_be_seen(tmp_path: Path) -> None:
+    command, enough = script(tmp_path, "by_mpi")
+    mpirun, its_python = mpi("mpich")
+    words = [*mpirun, "-n", "2", its_python, command[1]]
+    with subprocess.Popen(words, env={**os.environ, "OMP_NUM_THREADS": "1"}) as job:
+        try:
+            name = id_of(command[1])
+            assert "rank 1" in shown_until(r"rank 1 \(host \S+\) comes", "top", name, "--once")
+            assert "in prepare" in look("stacks", name)
+        finally:
+            enough.touch()
+        assert job.wait(TIMEOUT_S) == 0
+
+
+def test_another_user_sees_nothing(tmp_path: Path) -> None:
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("not run: only root can be another user")
+    command, enough = script(tmp_path, "of_other")
+    with Job(tmp_path, "-np", "2", command) as job:
+        job.wait_ready(2)
+        name = id_of(command[1])
+        (path, *_) = [one.path for one in job_files.running_jobs() if one.id == name]
+        other = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
+        read = subprocess.run([*other, "cat", str(path)], capture_output=True, text=True)
+        assert read.returncode != 0 and "Permission denied" in read.stderr
+        seen = subprocess.run([*other, sys.executable, "-m", "horovod.launcher", "jobs"], capture_output=True, text=True)
+        assert seen.stdout == "no job of this user runs on this host\n", seen
+        enough.touch()
+        job.wait()
+
+
+def test_no_file_is_left_of_ranks_that_are_killed(tmp_path: Path) -> None:
+    command, _ = script(tmp_path, "killed")
+    with Job(tmp_path, "-np", "2", command) as job:
+        pids = job.wait_ready(2)
+        name = id_of(command[1])
+        paths = [path for path in Path(f"/tmp/horovod-{os.geteuid()}").iterdir() if path.name.startswith(name)]
+        assert len(paths) == 2 and all(path.stat().st_mode & 0o077 == 0 for path in paths)  # horovodrun's and a rank's
+        os.kill(pids[0], 9)
+        assert job.wait().code != 0
+    assert not any(path.exists() for path in paths)
+
+
+def test_ranks_that_are_to_say_nothing_say_nothing(tmp_path: Path) -> None:
+    code = "import horovod.core as hvd, threading; hvd.init(); print([one.name for one in threading.enumerate()])"
+    env = {"HOROVOD_STATUS_INTERVAL_SECONDS": "0"}
+    done = run_job(tmp_path, "-np", "2", "--summary", python(code), env=env)
+    assert done.code == 0 and "horovod-status" not in done.stdout and "steps" not in done.stderr
