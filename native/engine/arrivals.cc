@@ -46,6 +46,7 @@ void Arrivals::count_step(uint32_t entry, uint64_t bytes) {
 }
 
 void Arrivals::note_blocked(uint64_t for_ranks_ns, uint64_t for_data_ns) {
+  blocked_times_.fetch_add(1, std::memory_order_relaxed);
   blocked_for_ranks_ns_.fetch_add(for_ranks_ns, std::memory_order_relaxed);
   blocked_for_data_ns_.fetch_add(for_data_ns, std::memory_order_relaxed);
 }
@@ -55,6 +56,7 @@ std::string Arrivals::describe(uint64_t now_ns) const {
                      ", \"steps\": " + std::to_string(steps_.load()) +
                      ", \"waited_s\": " + seconds(waited_ns_.load()) +
                      ", \"waiting_s\": " + seconds(waiting_ns_.load()) +
+                     ", \"blocked_times\": " + std::to_string(blocked_times_.load()) +
                      ", \"blocked_for_ranks_s\": " + seconds(blocked_for_ranks_ns_.load()) +
                      ", \"blocked_for_data_s\": " + seconds(blocked_for_data_ns_.load());
   const std::lock_guard lock(mutex_);

@@ -57,6 +57,7 @@ class Arrivals {
   std::atomic<uint64_t> waited_ns_{0};
   std::atomic<uint64_t> waiting_ns_{0};  // at least one call waited
   std::atomic<uint64_t> steps_{0};
+  std::atomic<uint64_t> blocked_times_{0};
   std::atomic<uint64_t> blocked_for_ranks_ns_{0};
   std::atomic<uint64_t> blocked_for_data_ns_{0};
 

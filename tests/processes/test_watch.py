@@ -74,7 +74,9 @@ def test_a_running_job_is_listed_shown_and_judged(tmp_path: Path) -> None:
     with Job(tmp_path, "-np", "3", "--summary", command) as job:
         job.wait_ready(3)
         name = id_of(command[1])
-        late = r"rank 1 \(host \S+\) comes 2\d ms late in each step since step \d+: it is in prepare \(listed_\d+.py:\d+\)"
+        late = (
+            r"rank 1 \(host \S+\) comes 2\d ms late in each step since step \d+: it is in prepare \(listed_\d+.py:\d+\)"
+        )
         text = shown_until(late, "top", name, "--once")
         assert f"job {name}: 3 ranks on 1 host" in text
         stacks = look("stacks", name)
@@ -84,7 +86,9 @@ def test_a_running_job_is_listed_shown_and_judged(tmp_path: Path) -> None:
         done = job.wait()
     assert done.code == 0, done
     assert re.search(r"horovodrun: 0:\d\d:\d\d, \d[\d,]* steps, ", done.stderr)
-    assert re.search(r"horovodrun: the others waited longest for rank 1 \(host \S+\): \d\d+% of all waiting", done.stderr)
+    assert re.search(
+        r"horovodrun: the others waited longest for rank 1 \(host \S+\): \d\d+% of all waiting", done.stderr
+    )
     assert re.search(rf"horovodrun: {late}", done.stderr)
     assert name not in look("jobs")
 
@@ -120,7 +124,9 @@ def test_another_user_sees_nothing(tmp_path: Path) -> None:
         other = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
         read = subprocess.run([*other, "cat", str(path)], capture_output=True, text=True)
         assert read.returncode != 0 and "Permission denied" in read.stderr
-        seen = subprocess.run([*other, sys.executable, "-m", "horovod.launcher", "jobs"], capture_output=True, text=True)
+        seen = subprocess.run(
+            [*other, sys.executable, "-m", "horovod.launcher", "jobs"], capture_output=True, text=True
+        )
         assert seen.stdout == "no job of this user runs on this host\n", seen
         enough.touch()
         job.wait()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a script on one core, for tools/try-verdicts: `busy_core.py RANK SCRIPT ARGUMENT...`.
 
-The ranks share the cores evenly, and each computes a part of its time. On the core of rank RANK another program computes
-all of the time.
+The ranks share the cores evenly, and each computes a part of its time. On the core of rank RANK another program
+computes all of the time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ cores = sorted(os.sched_getaffinity(0))
 core = cores[0] if rank == busy_rank else cores[1 + rank % (len(cores) - 1)]
 os.sched_setaffinity(0, {core})
 other = subprocess.Popen([sys.executable, "-c", "while True: pass"]) if rank == busy_rank else None
-
 
 
 def slow_sleep(seconds: float) -> None:

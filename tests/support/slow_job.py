@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A training script for tools/try-verdicts: in one part of its step, one rank is slower than the others.
 
-    slow_job.py SECONDS PART RANK DELAY_S
+    slow_job.py SECONDS PART RANK DELAY_S [MARK]
 
 PART: loader, forward, backward, optimizer, or none. Each part takes some milliseconds on every rank, most of it without
 the processor, so that many ranks fit on few cores.
@@ -20,7 +20,12 @@ import horovod.torch as hvd
 WIDTH = 64
 USUAL_S = {"loader": 0.006, "forward": 0.01, "backward": 0.014, "optimizer": 0.002}
 
-seconds, part, slow_rank, delay_s = float(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
+seconds, part, slow_rank, delay_s = (
+    float(sys.argv[1]),
+    sys.argv[2],
+    int(sys.argv[3]),
+    float(sys.argv[4]),
+)  # MARK: for ps
 
 
 def spend(in_part: str) -> None:

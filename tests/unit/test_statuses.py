@@ -34,6 +34,7 @@ def status(seconds: float, lost: dict[int, float], **more: Any) -> dict[str, Any
         "bytes": round(seconds * 1e8),
         "in_flight": 0,
         "waiting_s": whole * seconds,
+        "blocked_times": round(seconds / STEP_S),
         "blocked_for_ranks_s": whole * seconds,
         "blocked_for_data_s": 0.01 * seconds,
         "by_rank": {str(rank): share * seconds for rank, share in lost.items()},

@@ -106,7 +106,7 @@ class Context:
         self.release.restype = None
         self.running = True
         if settings.status_interval_s and world.rendezvous is not None and self.size > 1:
-            self.status = StatusThread(self, settings.status_interval_s)
+            self.status = StatusThread(world, settings.status_interval_s, self.statistics)
         if settings.timeline and settings.timeline.upper() != "DYNAMIC":
             try:
                 self._start_own_timeline(settings)
@@ -231,7 +231,7 @@ class Context:
         if os.getpid() != self.process_id:
             return  # a forked child: the engine's thread lives in the parent only
         if self.status is not None:
-            self.status.close()
+            self.status.close(in_order=not self.was_told)
         self._warn_of_training_apart()
         was_told = self.was_told
         self.end_seen()  # so that the job learns it even if only a native shim was told, or no caller at all

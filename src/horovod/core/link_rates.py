@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Linux knows of this rank's TCP connections to other hosts: how much went out, and how long that took."""
+"""Rates of this rank's TCP connections to other hosts: how much has arrived there, and how long that took."""
 
 from __future__ import annotations
 

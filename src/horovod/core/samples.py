@@ -63,10 +63,7 @@ class Samples:
 
 def part_and_line(frame: FrameType) -> tuple[str, str]:
     """The part of the training step ("" if it is unknown), and the script's line: `function (file.py:12)`."""
-    if frame.f_code.co_filename.startswith(_WAITING):
-        part = IN_HOROVOD
-    else:
-        part = ""
+    part = IN_HOROVOD if frame.f_code.co_filename.startswith(_WAITING) else ""
     line = ""
     current: FrameType | None = frame
     while current is not None and not (part and line):
@@ -97,7 +94,7 @@ def _is_own(names: dict[int | None, str], ident: int) -> bool:
 
 
 def _frames(innermost: FrameType) -> list[str]:
-    lines = []
+    lines: list[str] = []
     frame: FrameType | None = innermost
     while frame is not None and len(lines) < _MOST_FRAMES:
         lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}")

@@ -7,12 +7,13 @@ this rank's clock, and counts since init:
 | key | meaning |
 |---|---|
 | pid, host, local_rank | of this process |
-| seconds, steps, bytes, in_flight, waiting_s, blocked_for_ranks_s, blocked_for_data_s | from hvd.statistics() |
+| bytes, in_flight | from hvd.statistics() |
+| seconds, steps, waiting_s, blocked_times, blocked_for_ranks_s, blocked_for_data_s | from its `arrivals` |
 | by_rank | for which ranks this one has waited: seconds by rank, the longest ones |
 | late | the rank that this one waits for lately: rank, share (of the time), since_step, since_s |
 | cpu_s, core_wait_s | processor time of this process' threads, and how long they waited for a core |
-| address, links | if the job has several hosts: this one's address, and by other hosts' address: bytes that have arrived \
-there, and seconds in which bytes were on their way (link_rates.py) |
+| address | of this host, if the job has several |
+| links | then, by the other hosts' addresses: bytes that have arrived there, and seconds that it took (link_rates.py) |
 | sampled | if the server wants it: in which part of a step the main thread was found, and at which line (samples.py) |
 | stacks | if they were asked for: number (of the request), threads |
 """
@@ -26,16 +27,15 @@ import socket
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from horovod.core import link_rates, samples
 from horovod.world import job_files
 from horovod.world.channel import ChannelError
+from horovod.world.world import World
 
-if TYPE_CHECKING:
-    from horovod.core.context import Context
-
-__all__ = ["StatusThread"]
+__all__ = ["StatusThread", "lost"]
 
 _SAMPLE_S = 0.05  # 20 looks a second, of about 20 us each
 _TIMEOUT_S = 5.0
@@ -48,23 +48,28 @@ _CLEAR = 0.5  # of the waiting, that was for one rank
 class StatusThread:
     """From construction to `close`. Ends by itself if the rendezvous does: then the job ends, too."""
 
-    def __init__(self, context: Context, interval_s: float) -> None:
-        self._context = context
+    def __init__(self, world: World, interval_s: float, facts: Callable[[], dict[str, Any]]) -> None:
+        """`facts`: hvd.statistics() of this generation."""
+        assert world.rendezvous is not None
+        self._world = world
+        self._rendezvous = world.rendezvous
+        self._facts = facts
         self._interval_s = interval_s
         self._ended = threading.Event()
+        self._in_order = True
         self._samples: samples.Samples | None = None
         self._stacks = 0  # the number of the newest request that came
         self._late = _Late()
         self._file: job_files.JobFile | None = None
-        rendezvous = context.world.rendezvous
-        if rendezvous is not None and context.world.identity.local_rank == 0:
-            self._file = job_files.write(*rendezvous.place(), " ".join(sys.orig_argv))
+        if world.identity.local_rank == 0:
+            self._file = job_files.write(*self._rendezvous.place(), " ".join(sys.orig_argv))
         self._thread = threading.Thread(target=self._run, name="horovod-status", daemon=True)
         with contextlib.suppress(RuntimeError):  # no more threads: the job goes on without
             self._thread.start()
 
-    def close(self) -> None:
-        """Returns when the last status has been sent, or after _LAST_S."""
+    def close(self, *, in_order: bool) -> None:
+        """Returns when the last status has been sent, or after _LAST_S. There is none if the job ends with an error."""
+        self._in_order = in_order
         self._ended.set()
         if self._file is not None:
             self._file.remove()
@@ -76,7 +81,7 @@ class StatusThread:
         with contextlib.suppress(ChannelError):
             while not self._sleep(next_s):
                 next_s = max(self._interval_s, self._tell(_TIMEOUT_S))
-            if not self._context.was_told:  # of an end before the script's own
+            if self._in_order:
                 self._tell(_LAST_S)  # for the summary
 
     def _sleep(self, seconds: float) -> bool:
@@ -92,11 +97,8 @@ class StatusThread:
 
     def _tell(self, timeout_s: float) -> float:
         """Sends the status; returns in how many seconds the next one is due. Raises ChannelError."""
-        context = self._context
-        rendezvous = context.world.rendezvous
-        assert rendezvous is not None
-        status = self._status()
-        answer = rendezvous.tell_status(context.world.generation, context.rank, context.size, status, timeout_s)
+        world, identity = self._world, self._world.identity
+        answer = self._rendezvous.tell_status(world.generation, identity.rank, identity.size, self._status(), timeout_s)
         if not answer.get("sample"):
             self._samples = None
         elif self._samples is None:
@@ -105,16 +107,16 @@ class StatusThread:
         return float(answer["next_s"])
 
     def _status(self) -> dict[str, Any]:
-        facts = self._context.statistics()
+        facts = self._facts()
         arrivals = facts["arrivals"]
-        names = ("seconds", "steps", "waiting_s", "blocked_for_ranks_s", "blocked_for_data_s")
+        names = ("seconds", "steps", "waiting_s", "blocked_times", "blocked_for_ranks_s", "blocked_for_data_s")
         waits = {rank: row["waited_s"] for rank, row in arrivals["by_rank"].items() if rank >= 0}
         longest = sorted(waits, key=waits.__getitem__, reverse=True)[:_MOST_RANKS]
         cpu_s, core_wait_s = _times_of_threads()
         status: dict[str, Any] = {
             "pid": os.getpid(),
             "host": socket.gethostname(),
-            "local_rank": self._context.world.identity.local_rank,
+            "local_rank": self._world.identity.local_rank,
             **{name: arrivals[name] for name in names},
             "bytes": facts["bytes"],
             "in_flight": facts["in_flight"],
@@ -123,7 +125,7 @@ class StatusThread:
             "cpu_s": cpu_s,
             "core_wait_s": core_wait_s,
         }
-        opener = self._context.world.opener
+        opener = self._world.opener
         others = opener.addresses_of_others() if opener is not None else set()
         if opener is not None and others:
             status["address"] = opener.address()
@@ -163,10 +165,13 @@ class _Late:
 
 
 def lost(facts: dict[str, Any]) -> float:
-    """Seconds that this rank has lost by waiting for others: it was blocked, or, if only a framework's threads wait,
-    a call waited."""
-    blocked: float = facts["blocked_for_ranks_s"]
-    return blocked or float(facts["waiting_s"])
+    """Returns the seconds that this rank has lost by waiting for others. `facts`: arrivals, or a status.
+
+    If the script itself waits in most steps, it is the time in which it was blocked: waits that are hidden behind its
+    own work cost nothing. If only threads of a framework wait, it is the time in which a call waited.
+    """
+    waits_itself = 2 * facts.get("blocked_times", 0) >= facts.get("steps", 0)
+    return float(facts.get("blocked_for_ranks_s" if waits_itself else "waiting_s", 0.0))
 
 
 def _times_of_threads() -> tuple[float, float]:

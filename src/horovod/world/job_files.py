@@ -3,7 +3,7 @@
 
 A file has the address of the job's rendezvous and the job's secret, so it is this user's alone. The lowest rank of each
 host writes one, and horovodrun where it runs; all files of a job have the same id in their names. The file of a process
-that was killed is removed by whoever next reads or removes a file.
+that was killed is removed when the folder is next read.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ class JobFile:
 def write(address: str, port: int, secret: bytes, command: str) -> JobFile | None:
     """Announces the job on this host; None if there can be no file, which must not keep a job from running."""
     folder = _folder()
-    job = JobFile(address, port, secret, os.getpid(), " ".join(command.split())[:_LONGEST_COMMAND], time.time(), _pid_space())
+    job = JobFile(
+        address, port, secret, os.getpid(), " ".join(command.split())[:_LONGEST_COMMAND], time.time(), _pid_space()
+    )
     path = folder / f"{job.id}-{job.pid}"
     fields = {
         "address": address,

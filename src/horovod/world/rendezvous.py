@@ -223,7 +223,7 @@ class Rendezvous:
         return dict(answer)
 
     def statuses(self, timeout_s: float = _ANSWER_TIMEOUT_S) -> dict[str, Any]:
-        """What all ranks have said of themselves: Statuses.view, with all pages in one."""
+        """Returns the statuses of all ranks: Statuses.view, with all pages in one."""
         whole: dict[str, Any] = self._ask({"op": "statuses", "first": 0}, timeout_s, "view", dict)
         page = whole
         while "next" in page:

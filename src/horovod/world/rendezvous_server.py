@@ -174,7 +174,7 @@ class RendezvousServer:
             self._start_is_over.wait_for(lambda: not self._starting, timeout_s)
 
     def statuses(self) -> dict[str, Any]:
-        """What all ranks have said of themselves: see Statuses.view; `ranks` has all of them."""
+        """Returns the statuses of all ranks: Statuses.view, with all pages in one."""
         with self._lock:
             whole = page = self._store.statuses.view(0, time.monotonic())
             while "next" in page:

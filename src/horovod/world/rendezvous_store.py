@@ -187,7 +187,13 @@ class Store:
                 reply({})
             case {"op": "started"}:
                 reply({})
-            case {"op": "status", "generation": int(generation), "rank": int(rank), "size": int(size), "status": dict()}:
+            case {
+                "op": "status",
+                "generation": int(generation),
+                "rank": int(rank),
+                "size": int(size),
+                "status": dict(),
+            }:
                 reply(self.statuses.put(generation, rank, size, request["status"], now_s))
             case {"op": "statuses", "first": int(first)}:
                 reply({"view": self.statuses.view(first, now_s)})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ranks of a job say of themselves, and what is asked of them.
+"""The statuses of a job's ranks, and what is asked of the ranks.
 
 Each rank sends its status about once a second to the job's rendezvous (core/status.py). `horovodrun top` and the
 summary at the end read them there (launcher/watch/). Pure, as rendezvous_store.py, whose part this is.

@@ -80,7 +80,9 @@ class Supervision:
         address, addresses = _where_to_meet(job, hosts)
         try:
             self.server = RendezvousServer(secret, address)
-            self._file = job_files.write("127.0.0.1" if address == "0.0.0.0" else address, self.server.port, secret, shlex.join(job.command))
+            self._file = job_files.write(
+                "127.0.0.1" if address == "0.0.0.0" else address, self.server.port, secret, shlex.join(job.command)
+            )
         except OSError as error:
             hint = f"ranks use IPv4: `ip address show lo` must have 127.0.0.1; {job.terms.interface} names another one"
             raise UsageError(f"no port can be opened at {address}: {error.strerror}\nhint: {hint}", 1) from error

@@ -23,7 +23,9 @@ def look(arguments: Sequence[str]) -> tuple[str, int]:
     name = arguments[0]
     parser = argparse.ArgumentParser(prog=f"horovodrun {name}", description=COMMANDS[name].capitalize() + ".")
     if name != "jobs":
-        parser.add_argument("job", nargs="?", metavar="JOB", help="its id, as horovodrun jobs shows it; default the only one")
+        parser.add_argument(
+            "job", nargs="?", metavar="JOB", help="its id, as horovodrun jobs shows it; default the only one"
+        )
     if name == "top":
         parser.add_argument("--once", action="store_true", help="print one view and exit")
         parser.add_argument("--interval", type=float, default=2.0, metavar="S", help="seconds between two views (2)")

@@ -54,8 +54,8 @@ def one_job(job_id: str | None) -> JobFile:
     if not jobs:
         raise UsageError(
             "no job of this user runs on this host\n"
-            "hint: run this on a host of the job, as the user who has started it. A job can be seen once its ranks have "
-            "called hvd.init(), unless HOROVOD_STATUS_INTERVAL_SECONDS is 0",
+            "hint: run this on a host of the job, as the user who has started it. A job can be seen once its ranks "
+            "have called hvd.init(), unless HOROVOD_STATUS_INTERVAL_SECONDS is 0",
             1,
         )
     if len(jobs) > 1:
@@ -84,4 +84,3 @@ def _asked(file: JobFile) -> Running | None:
 
 def _rendezvous(file: JobFile) -> Rendezvous:
     return Rendezvous(file.address, file.port, file.secret, f"job {file.id}")
-

@@ -6,6 +6,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from horovod.core.status import lost
+
 __all__ = ["JobFacts", "Sampled", "RankFacts", "facts_of", "since_init"]
 
 
@@ -30,8 +32,8 @@ class RankFacts:
 
     `lost_share`: it waited for other ranks. `data_share`: it was blocked while data moved. `core_share`: its threads
     waited for a core; with several threads this may be above 1. `waits`: seconds by the rank that was waited for.
-    `late`: the rank that it waits for lately, with `since_step` and `since_s`. `links`: by the other host's address: bytes
-    that have arrived there, and seconds in which bytes were on their way.
+    `late`: the rank that it waits for lately, with `since_step` and `since_s`. `links`: by the other
+    host's address: bytes that have arrived there, and seconds that it took.
     """
 
     rank: int
@@ -91,8 +93,7 @@ def _rank_facts(rank: int, new: dict[str, Any], old: dict[str, Any], age_s: floa
         return max(0.0, _number(new.get(name)) - _number(old.get(name)))
 
     span_s = passed("seconds")
-    # As core/status.py: waits that are hidden behind the script's own work count only if it is never blocked itself.
-    lost_s = passed("blocked_for_ranks_s") if _number(new.get("blocked_for_ranks_s")) else passed("waiting_s")
+    lost_s = max(0.0, lost(new) - (lost(old) if old else 0.0))
     old_waits = old.get("by_rank", {})
     waits = {int(of): _number(wait) - _number(old_waits.get(of)) for of, wait in new.get("by_rank", {}).items()}
 

@@ -19,7 +19,9 @@ def jobs() -> str:
         return "no job of this user runs on this host"
     rows = [("JOB", "RANKS", "HOSTS", "FOR", "STEPS/S", "COMMAND"), *map(_row, found)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
-    return "\n".join("  ".join([*(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows)
+    return "\n".join(
+        "  ".join([*(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
+    )
 
 
 def _row(job: Running) -> tuple[str, ...]:

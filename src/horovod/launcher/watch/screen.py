@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `horovodrun top` shows, as words and rows. Pure."""
+"""The view of `horovodrun top`, as words and rows. Pure."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def words(facts: JobFacts) -> list[str]:
     if missing and facts.ranks:
         lines.append(f"{len(missing)} of {facts.size} ranks have said nothing yet, rank {missing[0]} for example")
     if facts.past:
-        lines.append(f"{len(facts.past)} earlier generations; this one has {facts.size} ranks, the first had {facts.past[0]['size']}")
+        first = facts.past[0]["size"]
+        lines.append(f"generation {len(facts.past) + 1}: {facts.size} ranks; the first generation had {first}")
     return lines
 
 

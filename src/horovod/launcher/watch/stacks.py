@@ -39,15 +39,15 @@ def _answers(view: dict[str, Any], number: int) -> tuple[dict[int, list[dict[str
         if answer and answer["number"] >= number:
             found[rank] = answer["threads"]
         elif known:
-            silent[rank] = f"pid {known['newest']['pid']} on {known['newest']['host']}, last heard {known['age_s']:.0f} s ago"
+            silent[rank] = (
+                f"pid {known['newest']['pid']} on {known['newest']['host']}, last heard {known['age_s']:.0f} s ago"
+            )
         else:
             silent[rank] = "not heard of"
     return found, silent
 
 
-def grouped(
-    found: dict[int, list[dict[str, Any]]], silent: dict[int, str], *, all_threads: bool = False
-) -> str:
+def grouped(found: dict[int, list[dict[str, Any]]], silent: dict[int, str], *, all_threads: bool = False) -> str:
     """The largest group first. Only the main threads, or all."""
     groups: dict[tuple[tuple[str, ...], ...], list[int]] = {}
     for rank, threads in found.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job has done, in a few lines: horovodrun prints them at its end. Pure."""
+"""The summary of a job, which horovodrun prints at its end. Pure."""
 
 from __future__ import annotations
 

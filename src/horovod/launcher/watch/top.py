@@ -18,7 +18,9 @@ from horovod.world.channel import ChannelError
 
 __all__ = ["top"]
 
-_HINT = "hint: WAITS for other ranks, DATA: blocked while data moved, LATE: others waited for it, CORE: waited for a core"
+_HINT = (
+    "hint: WAITS for other ranks, DATA: blocked while data moved, LATE: others waited for it, CORE: waited for a core"
+)
 
 
 def top(job_id: str | None, interval_s: float, *, once: bool = False) -> int:
@@ -51,7 +53,10 @@ def _shower() -> Any:
         from rich.table import Table
         from rich.text import Text
     except ImportError:
-        print("horovodrun: rich is not installed, so this is not drawn in place\nhint: pip install 'hvd[top]'", file=sys.stderr)
+        print(
+            "horovodrun: rich is not installed, so this is not drawn in place\nhint: pip install 'hvd[top]'",
+            file=sys.stderr,
+        )
         return _plain
     console = Console()
     live = Live(console=console, auto_refresh=False, screen=False)

@@ -14,7 +14,7 @@ import dataclasses
 import statistics
 
 from horovod.core.samples import IN_HOROVOD
-from horovod.launcher.watch.facts import JobFacts, Sampled, RankFacts
+from horovod.launcher.watch.facts import JobFacts, RankFacts, Sampled
 
 __all__ = ["SlowLink", "Verdict", "judge"]
 
@@ -150,7 +150,9 @@ def _reason(late: RankFacts, others: list[RankFacts], share: float) -> tuple[str
         return "", ""
     usual = reference.by_part()
     # A place without a part stands for itself.
-    excess = {part: found - usual.get(part, 0.0) for part, found in late.sampled.by_part().items() if part != IN_HOROVOD}
+    excess = {
+        part: found - usual.get(part, 0.0) for part, found in late.sampled.by_part().items() if part != IN_HOROVOD
+    }
     part = max(excess, key=excess.__getitem__, default=None)
     if part is None or excess[part] < _MOST_OF_IT * share:
         return "", ""
@@ -167,4 +169,10 @@ def _line(part: str, found: Sampled, usual: Sampled) -> str:
 
 
 def _milliseconds(seconds: float) -> str:
-    return f"{seconds * 1e3:.1f} ms" if seconds < 0.01 else f"{seconds * 1e3:.0f} ms" if seconds < 10 else f"{seconds:.0f} s"
+    return (
+        f"{seconds * 1e3:.1f} ms"
+        if seconds < 0.01
+        else f"{seconds * 1e3:.0f} ms"
+        if seconds < 10
+        else f"{seconds:.0f} s"
+    )
