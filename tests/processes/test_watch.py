@@ -8,65 +8,15 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from support.elastic_jobs import ElasticJob
 from support.jobs import TIMEOUT_S, Job, python, run_job
 from support.started import mpi
+from support.watch import id_of, look, script, shown_until
 
 from horovod.world import job_files
-
-START = "import os\ndef ready(): os.write(1, b'ready %d\\n' % os.getpid())\n"
-# Rank 1 is late in a function of its own, until the test says that it has seen enough.
-TRAIN = """
-import time
-from pathlib import Path
-import numpy
-import horovod.core as hvd
-hvd.init()
-def prepare():
-    time.sleep(0.02 if hvd.rank() == 1 else 0.0)
-ready()
-enough = Path({enough!r})
-while not hvd.allreduce(numpy.array(float(enough.exists())), name="enough"):
-    prepare()
-    hvd.allreduce(numpy.ones(1000), name="gradient")
-"""
-
-
-def look(*words: str) -> str:
-    command = [sys.executable, "-m", "horovod.launcher", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
-    return done.stdout + done.stderr
-
-
-def script(folder: Path, mark: str) -> tuple[list[str], Path]:
-    """A command that trains until the file that is returned exists. Its name tells it apart from other tests' jobs."""
-    enough = folder / "enough"
-    path = folder / f"{mark}_{os.getpid()}.py"
-    path.write_text(START + TRAIN.format(enough=str(enough)))
-    return [sys.executable, str(path)], enough
-
-
-def id_of(command: str) -> str:
-    """The id of the job whose command has these words; other tests' jobs run on this host, too."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while time.monotonic() < deadline:
-        found = re.search(rf"^(\w+) .*{re.escape(command)}", look("jobs"), re.MULTILINE)
-        if found:
-            return found[1]
-        time.sleep(0.2)
-    raise AssertionError(f"no job with {command!r} in\n{look('jobs')}")
-
-
-def shown_until(pattern: str, *words: str) -> str:
-    """What a command prints, once it matches."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while not re.search(pattern, text := " ".join(look(*words).split())):
-        assert time.monotonic() < deadline, text
-        time.sleep(0.5)
-    return text
 
 
 def test_a_running_job_is_listed_shown_and_judged(tmp_path: Path) -> None:
@@ -79,8 +29,8 @@ def test_a_running_job_is_listed_shown_and_judged(tmp_path: Path) -> None:
         )
         text = shown_until(late, "top", name, "--once")
         assert f"job {name}: 3 ranks on 1 host" in text
-        stacks = look("stacks", name)
-        assert "ranks (" in stacks and " in prepare" in stacks and "horovod/core" in stacks
+        stacks = shown_until(" in prepare", "stacks", name)
+        assert re.search(r"2 ranks \(0, 2\) at listed_\d+.py:\d+ ", stacks) and "rank 1 at listed_" in stacks
         assert "no running job of this user on this host has the id 'zzz'" in look("top", "zzz", "--once")
         enough.touch()
         done = job.wait()
@@ -107,10 +57,23 @@ def test_ranks_of_mpirun_can_be_seen(tmp_path: Path) -> None:
         try:
             name = id_of(command[1])
             assert "rank 1" in shown_until(r"rank 1 \(host \S+\) comes", "top", name, "--once")
-            assert "in prepare" in look("stacks", name)
+            shown_until(" in prepare", "stacks", name)
         finally:
             enough.touch()
         assert job.wait(TIMEOUT_S) == 0
+
+
+def test_an_elastic_job_is_seen_while_it_loses_a_worker(tmp_path: Path) -> None:
+    mark = f"MARK=elastic-{os.getpid()}"
+    with ElasticJob(tmp_path, "-np", "3", "--min-np", "2", "--summary", "env", mark) as job:
+        pids = job.wait_for_world(3)
+        name = id_of(mark)
+        shown_until("3 ranks on 1 host, step [1-9]", "top", name, "--once")
+        os.kill(pids[2], 9)
+        job.wait_for_world(2)
+        shown_until(r"3 ranks on \d hosts?, generation \d+, step \d", "top", name, "--once")
+        said = job.finish()
+    assert "horovodrun: the ranks have begun anew" in said
 
 
 def test_another_user_sees_nothing(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def job(losses: list[dict[int, float]], **more: dict[int, Any]) -> dict[str, Any
         for rank, lost in enumerate(losses):
             own = {key: values[rank] for key, values in more.items() if rank in values}
             own = {key: value * second if isinstance(value, float) else value for key, value in own.items()}
-            statuses.put(1, rank, len(losses), status(second, lost, **own), float(second))
+            statuses.put(1, rank, len(losses), {**status(second, lost), **own}, float(second))
     return statuses.view(0, 30.0)
 
 
@@ -124,6 +124,14 @@ def test_no_reason_is_given_if_the_late_rank_does_nothing_more() -> None:
 def test_a_rank_whose_cores_are_busy_is_told_so() -> None:
     verdict = judge(facts_of(job(ONE_IS_LATE, core_wait_s={1: 0.3})))
     assert verdict is not None and verdict.part == "core" and "wait for a core 30% of the time" in str(verdict)
+
+
+@pytest.mark.parametrize("key", [*status(1.0, {1: 0.3}), "sampled", "links", "stacks"])
+@pytest.mark.parametrize("value", [None, "x", -1, [], [[1]], {"x": "y"}, {"rank": "z"}, {"1": [2]}])
+def test_a_status_of_another_form_ends_nothing(key: str, value: Any) -> None:
+    view = job(ONE_IS_LATE, **{key: {1: value, 2: value}})
+    judge(facts_of(view))
+    assert summary(view, 62.0) and screen.plain("1a2b3c", facts_of(view), 80, 20)
 
 
 def test_the_late_rank_and_one_that_waits_are_sampled() -> None:

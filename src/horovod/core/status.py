@@ -175,10 +175,13 @@ def lost(facts: dict[str, Any]) -> float:
 
 
 def _times_of_threads() -> tuple[float, float]:
-    """Seconds that this process' threads have run, and that they have waited for a core, as Linux' scheduler knows."""
+    """Seconds that this process' threads have run, and that they have waited for a core, as Linux' scheduler knows.
+
+    Without this thread: it wakes more often where it takes samples.
+    """
     ran = waited = 0
     with contextlib.suppress(OSError):
-        for thread in os.listdir("/proc/self/task"):
+        for thread in set(os.listdir("/proc/self/task")) - {str(threading.get_native_id())}:
             with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/schedstat", "rb") as file:
                 fields = file.read().split()
                 ran, waited = ran + int(fields[0]), waited + int(fields[1])

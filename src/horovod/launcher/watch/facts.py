@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes rates of the statuses that ranks send. Pure."""
+"""Makes rates of the statuses that ranks send. Pure.
+
+What a status lacks, or has in another form than core/status.py gives it, counts as not there.
+"""
 
 from __future__ import annotations
 
@@ -93,9 +96,10 @@ def _rank_facts(rank: int, new: dict[str, Any], old: dict[str, Any], age_s: floa
         return max(0.0, _number(new.get(name)) - _number(old.get(name)))
 
     span_s = passed("seconds")
-    lost_s = max(0.0, lost(new) - (lost(old) if old else 0.0))
-    old_waits = old.get("by_rank", {})
-    waits = {int(of): _number(wait) - _number(old_waits.get(of)) for of, wait in new.get("by_rank", {}).items()}
+    lost_s = max(0.0, lost(_numbers(new)) - lost(_numbers(old)))
+    old_waits = _object(old.get("by_rank"))
+    new_waits = {of: wait for of, wait in _object(new.get("by_rank")).items() if of.isdecimal()}
+    waits = {int(of): _number(wait) - _number(old_waits.get(of)) for of, wait in new_waits.items()}
 
     def share(seconds: float) -> float:
         return seconds / span_s if span_s > 0 else 0.0
@@ -115,26 +119,57 @@ def _rank_facts(rank: int, new: dict[str, Any], old: dict[str, Any], age_s: floa
         data_share=min(1.0, share(passed("blocked_for_data_s"))),
         core_share=share(passed("core_wait_s")),
         waits={of: wait for of, wait in waits.items() if wait > 0},
-        late=new.get("late"),
+        late=_late(new.get("late")),
         sampled=_sampled(new.get("sampled")),
         address=str(new.get("address", "")),
-        links=_links(new.get("links", {}), old.get("links", {})),
+        links=_links(_object(new.get("links")), _object(old.get("links"))),
     )
 
 
 def _links(new: dict[str, Any], old: dict[str, Any]) -> dict[str, tuple[float, float]]:
     links = {}
-    for address, (arrived, busy_s) in new.items():
-        before = old.get(address, (0, 0.0))
+    for address, row in new.items():
+        arrived, busy_s = _pair(row)
+        arrived_before, busy_before_s = _pair(old.get(address))
         # A connection that was closed takes its counts with it.
-        links[address] = max(0.0, arrived - before[0]), max(0.0, busy_s - before[1])
+        links[address] = max(0.0, arrived - arrived_before), max(0.0, busy_s - busy_before_s)
     return links
+
+
+def _sample(row: Any) -> tuple[str, str, float]:
+    match row:
+        case [str(part), str(line), int(count)]:
+            return part, line, float(count)
+    return "", "", 0.0
+
+
+def _pair(row: Any) -> tuple[float, float]:
+    match row:
+        case [int() | float() as first, int() | float() as second]:
+            return float(first), float(second)
+    return 0.0, 0.0
+
+
+def _late(found: Any) -> dict[str, Any] | None:
+    match found:
+        case {"rank": int(), "since_step": int(), "since_s": int() | float()}:
+            return dict(found)
+    return None
+
+
+def _numbers(status: dict[str, Any]) -> dict[str, float]:
+    return {name: _number(value) for name, value in status.items()}
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _sampled(found: Any) -> Sampled | None:
     match found:
         case {"samples": int(samples), "lines": list(rows)} if samples > 0:
-            return Sampled(samples, {(str(part), str(line)): count / samples for part, line, count in rows})
+            shares = {(part, line): count / samples for part, line, count in map(_sample, rows)}
+            return Sampled(samples, shares)
     return None
 
 

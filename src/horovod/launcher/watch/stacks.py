@@ -34,16 +34,13 @@ def _answers(view: dict[str, Any], number: int) -> tuple[dict[int, list[dict[str
     found: dict[int, list[dict[str, Any]]] = {}
     silent = {}
     for rank in range(view["size"]):
-        known = view["ranks"].get(str(rank))
-        answer = known and known["newest"].get("stacks")
-        if answer and answer["number"] >= number:
-            found[rank] = answer["threads"]
-        elif known:
-            silent[rank] = (
-                f"pid {known['newest']['pid']} on {known['newest']['host']}, last heard {known['age_s']:.0f} s ago"
-            )
-        else:
-            silent[rank] = "not heard of"
+        match view["ranks"].get(str(rank)):
+            case {"newest": {"stacks": {"number": int(given), "threads": list(threads)}}} if given >= number:
+                found[rank] = threads
+            case {"newest": {"pid": pid, "host": host}, "age_s": age_s}:
+                silent[rank] = f"pid {pid} on {host}, last heard {age_s:.0f} s ago"
+            case _:
+                silent[rank] = "not heard of"
     return found, silent
 
 

@@ -23,8 +23,11 @@ _LEAST_S, _LEAST_STEPS = 4.0, 4  # less is too short to judge
 _SUSTAINED_S = 4.0  # how long most others must have waited for the same rank
 _LEAST_SAMPLES = 30
 _MOST_OF_IT = 0.4  # a reason must explain this much of the lateness
-_LEAST_DATA_SHARE = 0.1  # of the time, that a typical rank is blocked while data moves
-_LEAST_BYTES, _LEAST_BUSY_S = 1 << 20, 0.2  # on a link that is judged
+_NEARLY_ALL = 0.7
+_LEAST_CORE_SHARE = 0.1  # of the time, that its threads wait for a core more than others
+_LEAST_DATA_SHARE = 0.2  # of the time, that a typical rank is blocked while data moves
+# On a link that is judged. Of a few bytes now and then, the time is that of late acknowledgements.
+_LEAST_BYTES, _LEAST_BUSY_S = 8 << 20, 0.2
 _MUCH_SLOWER = 0.4  # of the median of the other links
 
 
@@ -140,24 +143,31 @@ def _lasts(one: RankFacts) -> bool:
 
 
 def _reason(late: RankFacts, others: list[RankFacts], share: float) -> tuple[str, str]:
-    """The part of the step and a phrase, or two empty texts."""
+    """The part of the step and a phrase, or two empty texts.
+
+    A busy core makes all parts of the step longer; a part that explains nearly all of the lateness is the better reason.
+    """
     waits_for_core = late.core_share - statistics.median(one.core_share for one in others)
-    if waits_for_core >= _MOST_OF_IT * share:
+    part, line, excess = _longest_part(late, others)
+    if excess < _NEARLY_ALL * share and waits_for_core >= max(_MOST_OF_IT * share, _LEAST_CORE_SHARE):
         percent = 100 * late.core_share
         return "core", f"its threads wait for a core {percent:.0f}% of the time, so other programs use its cores"
-    reference = next((one.sampled for one in others if one.sampled and one.sampled.samples >= _LEAST_SAMPLES), None)
-    if late.sampled is None or late.sampled.samples < _LEAST_SAMPLES or reference is None:
+    if excess < _MOST_OF_IT * share:
         return "", ""
-    usual = reference.by_part()
-    # A place without a part stands for itself.
+    return (part or line), (f"it is in {part}, {line}" if part else f"it is in {line}")
+
+
+def _longest_part(late: RankFacts, others: list[RankFacts]) -> tuple[str, str, float]:
+    """The part of the step in which the late rank is more often than a rank that waits, its line, and how much more."""
+    usual = next((one.sampled for one in others if one.sampled and one.sampled.samples >= _LEAST_SAMPLES), None)
+    if late.sampled is None or late.sampled.samples < _LEAST_SAMPLES or usual is None:
+        return "", "", 0.0
+    by_part = usual.by_part()
     excess = {
-        part: found - usual.get(part, 0.0) for part, found in late.sampled.by_part().items() if part != IN_HOROVOD
+        part: share - by_part.get(part, 0.0) for part, share in late.sampled.by_part().items() if part != IN_HOROVOD
     }
     part = max(excess, key=excess.__getitem__, default=None)
-    if part is None or excess[part] < _MOST_OF_IT * share:
-        return "", ""
-    line = _line(part, late.sampled, reference)
-    return (part or line), (f"it is in {part}, {line}" if part else f"it is in {line}")
+    return ("", "", 0.0) if part is None else (part, _line(part, late.sampled, usual), excess[part])
 
 
 def _line(part: str, found: Sampled, usual: Sampled) -> str:
