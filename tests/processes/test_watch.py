@@ -3,11 +3,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import pty
 import re
 import shutil
+import struct
 import subprocess
 import sys
+import termios
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +24,34 @@ from support.started import mpi
 from support.watch import id_of, look, script, shown_until
 
 from horovod.world import job_files
+
+
+@contextlib.contextmanager
+def terminal(
+    command: list[str], columns: int, rows: int
+) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], str]]]:
+    """A command on a terminal of this size, and what it has written there when it has ended."""
+    ours, its = pty.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    written = bytearray()
+
+    def read() -> None:
+        with contextlib.suppress(OSError):  # the other end is closed
+            while data := os.read(ours, 1 << 16):
+                written.extend(data)
+
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm", "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(command, stdin=its, stdout=its, stderr=its, env=environment) as job:
+        os.close(its)
+        reader = threading.Thread(target=read, daemon=True)
+        reader.start()
+
+        def shown() -> str:
+            reader.join(TIMEOUT_S)
+            return written.decode()
+
+        yield job, shown
+    os.close(ours)
 
 
 def test_a_running_job_is_listed_shown_and_judged(tmp_path: Path) -> None:
@@ -112,3 +147,23 @@ def test_ranks_that_are_to_say_nothing_say_nothing(tmp_path: Path) -> None:
     env = {"HOROVOD_STATUS_INTERVAL_SECONDS": "0"}
     done = run_job(tmp_path, "-np", "2", "--summary", python(code), env=env)
     assert done.code == 0 and "horovod-status" not in done.stdout and "steps" not in done.stderr
+
+
+def test_top_shows_a_job_in_its_own_terminal_and_then_all_that_it_has_printed(tmp_path: Path) -> None:
+    code = "import horovod.core as hvd, time; hvd.init(); print('begin', rank, flush=True); time.sleep(5); print('end')"
+    command = [sys.executable, "-m", "horovod.launcher", "-np", "2", "--top", *python(code)]
+    with terminal(command, columns=80, rows=24) as (job, shown):
+        assert job.wait(TIMEOUT_S) == 0
+        text = shown()
+    drawn, left, rest = text.rpartition("\x1b[?1049l")  # leaves the second screen
+    assert left and re.search(r"job \w{6}: 2 ranks on 1 host", drawn) and "begin 0" in drawn
+    for words in ("[0]<stdout>:begin 0\r\n", "[1]<stdout>:end\r\n"):
+        assert words in rest
+
+
+def test_top_without_a_terminal_is_printed_among_the_output(tmp_path: Path) -> None:
+    command, enough = script(tmp_path, "plain")
+    with Job(tmp_path, "-np", "2", "--top", command) as job:
+        job.wait_for_text(r"horovodrun: job \w{6}: 2 ranks on 1 host, step \d+")
+        enough.touch()
+        assert job.wait().code == 0

@@ -174,6 +174,11 @@ class _Plan:
             why = f"with --{self._controller}, {program} prints the ranks' output"
             given += [("--no-prefix", why)] if options.no_prefix else []
             given += [("--only-rank", why)] if options.only_rank is not None else []
+            then = (
+                f"with --{self._controller}, {program} runs the job: see it by `horovodrun top` from another terminal"
+            )
+            given += [("--top", then)] if options.top else []
+            given += [("--summary", then)] if options.summary else []
         if options.host_discovery_script is not None:
             flags = (("-H", options.hosts), ("--hostfile", options.hostfile))
             given += [(flag, "--host-discovery-script lists the hosts") for flag, value in flags if value is not None]
@@ -275,6 +280,7 @@ class _Plan:
             prefix=not options.no_prefix,
             only_rank=options.only_rank,
             summary=options.summary,
+            top=options.top,
             notes=self.said_of_hosts,
         )
 

@@ -92,6 +92,7 @@ class Job:
     prefix: bool = True  # rank and stream in front of each line of output
     only_rank: int | None = None  # whose output alone is shown
     summary: bool | None = None  # at the end; None: if the job has run for more than a minute
+    top: bool = False  # show the ranks while the job runs
     notes: tuple[str, ...] = ()  # what --verbose says first
     elastic: ElasticPlan | None = None
     joined: Joined | None = None

@@ -19,7 +19,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from horovod.launcher.host import processes
 from horovod.launcher.host.agent import PASSED_ON
@@ -35,6 +35,9 @@ from horovod.launcher.options.usage import UsageError
 from horovod.world import job_files
 from horovod.world.network import interface_address, own_addresses
 from horovod.world.rendezvous_server import RendezvousServer
+
+if TYPE_CHECKING:
+    from horovod.launcher.watch.live import LiveView
 
 __all__ = ["Conclusion", "Keep", "Supervision"]
 
@@ -89,11 +92,18 @@ class Supervision:
         stack.callback(self.server.close)
         if self._file is not None:
             stack.callback(self._file.remove)
-        streams = {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
+        self._streams: dict[str, BinaryIO] = {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
+        self._view: LiveView | None = None
+        if job.top:
+            from horovod.launcher.watch.live import live_view  # jobs start earlier without it
+
+            self._view = live_view(self._file.id if self._file else "?", self.server.statuses, self._streams)
+            self._streams = self._view.streams
+            stack.callback(self._end_view)
         self._end_line: Callable[[str], None] = lambda _: None
         self.outputs = Outputs(
             len(job.ranks),
-            streams,
+            self._streams,
             job.output_directory,
             job.prefix_timestamp,
             self.warn,
@@ -142,6 +152,7 @@ class Supervision:
             pass
         except OutputError as error:
             self._cannot_write(error)
+        self._end_view()
         self._summarize()
         code = self._conclude()
         for stream in (sys.stdout, sys.stderr):
@@ -345,6 +356,8 @@ class Supervision:
         times += [at] if (at := self.outputs.next_time()) is not None else []
         if self._give_up_at is not None:
             times.append(self._give_up_at)
+        if self._view is not None:
+            times.append(self._view.next_s)
         return max(0.0, min(times) - time.monotonic()) if times else None
 
     def _notice_own_pause(self, slept_s: float | None) -> None:
@@ -369,10 +382,17 @@ class Supervision:
         self._act_on_silence(now)
         self.agents.look_for_late(now)
         self.act_on_time(now)
+        if self._view is not None:
+            self._view.act(now, self.warn)
         if self._give_up_at is not None and now >= self._give_up_at:
             self.done = True
 
     # the end
+
+    def _end_view(self) -> None:
+        if self._view is not None:
+            self._view.close()
+            self._streams = self._view.streams
 
     def _summarize(self) -> None:
         """Says what the ranks have done, if asked for or if the job was a long one."""
@@ -429,8 +449,13 @@ class Supervision:
     def _print(self, text: str) -> None:
         with contextlib.suppress(OSError):  # it has no reader, the terminal is closed, the disk is full
             self._end_line("stderr")
-            sys.stderr.write((local_time() if self.job.prefix_timestamp else "") + text + "\n")
-            sys.stderr.flush()
+            words = (local_time() if self.job.prefix_timestamp else "") + text + "\n"
+            if self._view is None:
+                sys.stderr.write(words)
+                sys.stderr.flush()
+            else:
+                self._streams["stderr"].write(words.encode(errors="backslashreplace"))
+                self._streams["stderr"].flush()
 
 
 def _who_told(agent: AgentLink, number: int, alone: bool) -> str:

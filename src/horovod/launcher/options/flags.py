@@ -121,6 +121,7 @@ def _add_general(parser: argparse.ArgumentParser) -> None:
         help="say at the end how long ranks waited for each other and for data, and who was slow; default for jobs of "
         "more than a minute, unless --no-summary",
     )
+    add("--top", action="store_true", help="show the ranks while the job runs, as `horovodrun top` does")
     add("--no-summary", action="store_const", const=False, dest="summary", help=argparse.SUPPRESS)
     add("--verbose", action="store_true", help="say what is started and where, and how each rank ended")
     add("-cb", "--check-build", action="store_true", help="show what this build supports, and exit")

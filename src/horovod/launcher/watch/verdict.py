@@ -145,7 +145,8 @@ def _lasts(one: RankFacts) -> bool:
 def _reason(late: RankFacts, others: list[RankFacts], share: float) -> tuple[str, str]:
     """The part of the step and a phrase, or two empty texts.
 
-    A busy core makes all parts of the step longer; a part that explains nearly all of the lateness is the better reason.
+    A busy core makes all parts of the step longer. So a part that explains nearly all of the lateness is the better
+    reason.
     """
     waits_for_core = late.core_share - statistics.median(one.core_share for one in others)
     part, line, excess = _longest_part(late, others)
