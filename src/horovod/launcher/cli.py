@@ -174,9 +174,7 @@ class _Plan:
             why = f"with --{self._controller}, {program} prints the ranks' output"
             given += [("--no-prefix", why)] if options.no_prefix else []
             given += [("--only-rank", why)] if options.only_rank is not None else []
-            then = (
-                f"with --{self._controller}, {program} runs the job: see it by `horovodrun top` from another terminal"
-            )
+            then = f"with --{self._controller}, {program} runs the job: `horovodrun top` in another terminal shows it"
             given += [("--top", then)] if options.top else []
             given += [("--summary", then)] if options.summary else []
         if options.host_discovery_script is not None:

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from horovod.launcher.watch import screen
 from horovod.launcher.watch.facts import facts_of
@@ -66,7 +66,7 @@ class _Drawn(LiveView):
         self._given = streams
         self._kept = _nameless_file()
         self._lines: collections.deque[str] = collections.deque([""], maxlen=_LINES)
-        self.streams = {stream: _Keeper(self._keep, number) for number, stream in enumerate(streams)}
+        self.streams = {stream: cast(BinaryIO, _Keeper(self._keep, number)) for number, stream in enumerate(streams)}
         self._live = Live(console=Console(), auto_refresh=False, screen=True)
         self._live.start()
 
