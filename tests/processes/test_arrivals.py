@@ -58,6 +58,27 @@ def test_the_late_rank_is_named_with_the_time_that_the_others_waited(worlds: Wor
         assert seen[late]["after"]["calls"] - seen[late]["before"]["calls"] >= STEPS
 
 
+def test_waits_are_summed_up_by_host_and_kept_over_a_new_start(worlds: WorldPool) -> None:
+    def wait() -> tuple[dict[str, Any], dict[str, Any]]:
+        import numpy as np
+
+        hvd.init()
+        for _ in range(5):
+            time.sleep(0.02 if hvd.rank() == 2 else 0)
+            hvd.allreduce(np.ones(3), name="by.host")
+        before = hvd.statistics()["arrivals"]
+        hvd.shutdown()
+        hvd.init()
+        return before, hvd.statistics()["arrivals"]
+
+    for rank, (before, after) in enumerate(worlds(3, {"HOROVOD_PRETEND_HOSTS": "2,1"}).run(wait)):
+        if rank < 2:
+            assert before["by_host"][1]["waited_s"] > 0.06 > after["by_host"].get(1, {"waited_s": 0.0})["waited_s"]
+        assert after["earlier"]["seconds"] >= before["earlier"]["seconds"] + before["seconds"]
+        assert after["earlier"]["steps"] >= before["earlier"]["steps"] + 5
+        assert after["earlier"]["blocked_for_ranks_s"] >= before["blocked_for_ranks_s"]
+
+
 def test_a_wait_of_more_than_a_second_counts_whole(worlds: WorldPool) -> None:
     """The script waits in slices of a second, to see signals."""
 
