@@ -39,7 +39,6 @@ def status(seconds: float, lost: dict[int, float], **more: Any) -> dict[str, Any
         "blocked_for_data_s": 0.01 * seconds,
         "by_rank": {str(rank): share * seconds for rank, share in lost.items()},
         "late": late,
-        "cpu_s": seconds,
         "core_wait_s": 0.0,
         **more,
     }
@@ -123,7 +122,7 @@ def test_no_reason_is_given_if_the_late_rank_does_nothing_more() -> None:
 
 def test_a_rank_whose_cores_are_busy_is_told_so() -> None:
     verdict = judge(facts_of(job(ONE_IS_LATE, core_wait_s={1: 0.3})))
-    assert verdict is not None and verdict.part == "core" and "wait for a core 30% of the time" in str(verdict)
+    assert verdict is not None and verdict.part == "core" and "it waits for a core 30% of the time" in str(verdict)
 
 
 @pytest.mark.parametrize("key", [*status(1.0, {1: 0.3}), "sampled", "links", "stacks"])

@@ -11,7 +11,7 @@ this rank's clock, and counts since init:
 | seconds, steps, waiting_s, blocked_times, blocked_for_ranks_s, blocked_for_data_s | from its `arrivals` |
 | by_rank | for which ranks this one has waited: seconds by rank, the longest ones |
 | late | the rank that this one waits for lately: rank, share (of the time), since_step, since_s |
-| cpu_s, core_wait_s | processor time of this process' threads, and how long they waited for a core |
+| core_wait_s | how long the thread that waits longest for a core did so |
 | address | of this host, if the job has several |
 | links | then, by the other hosts' addresses: bytes that have arrived there, and seconds that it took (link_rates.py) |
 | sampled | if the server wants it: in which part of a step the main thread was found, and at which line (samples.py) |
@@ -60,6 +60,7 @@ class StatusThread:
         self._samples: samples.Samples | None = None
         self._stacks = 0  # the number of the newest request that came
         self._late = _Late()
+        self._core_waits = _CoreWaits()
         self._file: job_files.JobFile | None = None
         if world.identity.local_rank == 0:
             self._file = job_files.write(*self._rendezvous.place(), " ".join(sys.orig_argv))
@@ -112,7 +113,6 @@ class StatusThread:
         names = ("seconds", "steps", "waiting_s", "blocked_times", "blocked_for_ranks_s", "blocked_for_data_s")
         waits = {rank: row["waited_s"] for rank, row in arrivals["by_rank"].items() if rank >= 0}
         longest = sorted(waits, key=waits.__getitem__, reverse=True)[:_MOST_RANKS]
-        cpu_s, core_wait_s = _times_of_threads()
         status: dict[str, Any] = {
             "pid": os.getpid(),
             "host": socket.gethostname(),
@@ -122,8 +122,7 @@ class StatusThread:
             "in_flight": facts["in_flight"],
             "by_rank": {str(rank): round(waits[rank], 6) for rank in longest},
             "late": self._late.now(arrivals, waits),
-            "cpu_s": cpu_s,
-            "core_wait_s": core_wait_s,
+            "core_wait_s": self._core_waits.now(),
         }
         opener = self._world.opener
         others = opener.addresses_of_others() if opener is not None else set()
@@ -174,15 +173,28 @@ def lost(facts: dict[str, Any]) -> float:
     return float(facts.get("blocked_for_ranks_s" if waits_itself else "waiting_s", 0.0))
 
 
-def _times_of_threads() -> tuple[float, float]:
-    """Seconds that this process' threads have run, and that they have waited for a core, as Linux' scheduler knows.
+class _CoreWaits:
+    """How long this process' threads wait for a core, as Linux' scheduler knows it.
 
-    Without this thread: it wakes more often where it takes samples.
+    Of the threads, the one that waits longest counts. Without the thread that asks: it wakes more often if it samples.
     """
-    ran = waited = 0
+
+    def __init__(self) -> None:
+        self._waited: dict[str, int] = {}  # by thread, in ns
+        self._sum_s = 0.0
+
+    def now(self) -> float:
+        """Seconds since the first call."""
+        before, self._waited = self._waited, _waited_by_thread()
+        waits = [waited - before[thread] for thread, waited in self._waited.items() if thread in before]
+        self._sum_s += max(waits, default=0) * 1e-9
+        return round(self._sum_s, 3)
+
+
+def _waited_by_thread() -> dict[str, int]:
+    waited = {}
     with contextlib.suppress(OSError):
         for thread in set(os.listdir("/proc/self/task")) - {str(threading.get_native_id())}:
             with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/schedstat", "rb") as file:
-                fields = file.read().split()
-                ran, waited = ran + int(fields[0]), waited + int(fields[1])
-    return round(ran * 1e-9, 3), round(waited * 1e-9, 3)
+                waited[thread] = int(file.read().split()[1])
+    return waited

@@ -33,8 +33,8 @@ class Sampled:
 class RankFacts:
     """One rank in a span of time. Shares are of that time.
 
-    `lost_share`: it waited for other ranks. `data_share`: it was blocked while data moved. `core_share`: its threads
-    waited for a core; with several threads this may be above 1. `waits`: seconds by the rank that was waited for.
+    `lost_share`: it waited for other ranks. `data_share`: it was blocked while data moved. `core_share`: one
+    of its threads waited for a core. `waits`: seconds by the rank that was waited for.
     `late`: the rank that it waits for lately, with `since_step` and `since_s`. `links`: by the other
     host's address: bytes that have arrived there, and seconds that it took.
     """

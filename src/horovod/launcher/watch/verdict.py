@@ -152,7 +152,7 @@ def _reason(late: RankFacts, others: list[RankFacts], share: float) -> tuple[str
     part, line, excess = _longest_part(late, others)
     if excess < _NEARLY_ALL * share and waits_for_core >= max(_MOST_OF_IT * share, _LEAST_CORE_SHARE):
         percent = 100 * late.core_share
-        return "core", f"its threads wait for a core {percent:.0f}% of the time, so other programs use its cores"
+        return "core", f"it waits for a core {percent:.0f}% of the time, so other programs use its cores"
     if excess < _MOST_OF_IT * share:
         return "", ""
     return (part or line), (f"it is in {part}, {line}" if part else f"it is in {line}")
