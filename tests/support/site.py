@@ -28,8 +28,6 @@ def site() -> Any:
     return modules()[0].Site()
 
 
-@functools.cache
 def api() -> dict[str, dict[str, Any]]:
     """By module and name what the reference says."""
-    reader = modules()[1].Reference()
-    return {module: {one.name: one for one in reader.entries(module)} for module in modules()[1].MODULES}
+    return {module: {one.name: one for one in entries} for module, (_, entries) in site().api.items()}

@@ -13,6 +13,8 @@ html_title = f"Horovod {version}"
 
 extensions = ["myst_parser"]
 myst_heading_anchors = 4  # links between pages name headings as GitHub does
+myst_disable_syntax = ["html_inline", "html_block"]  # <rank> is a word of a text
+smartquotes = False  # --flag keeps its dashes
 highlight_language = "none"  # of code without a language: commands and output
 maximum_signature_line_length = 72
 add_module_names = False

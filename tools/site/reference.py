@@ -49,12 +49,19 @@ MODULES = (
     "horovod.spark.common.store",
 )
 AS_HVD = re.compile(r"horovod\.(torch|tensorflow|keras|jax|mxnet|core|tensorflow\.keras|ray|spark|data)")
+# Names that a module's __getattr__ makes, and where they are.
+LAZY = {
+    "horovod.run": "launcher.function.run_function.run",
+    "horovod.jax.SyncBatchNorm": "jax.sync_batch_norm.SyncBatchNorm",
+    "horovod.torch.lightning.HorovodStrategy": "torch.lightning.strategy._Strategy",
+}
+Types = dict[str, str]  # by type variable the type in its place
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
     name: str
-    kind: str  # a directive of Sphinx's Python domain: function, class, method, property, data, ...
+    kind: str  # a directive of Sphinx's Python domain: function, class, method, property, attribute or data
     signature: str = ""  # parameters and result; empty for data
     text: str = ""
     value: str = ""  # of data
@@ -70,30 +77,41 @@ class Reference:
         loader.resolve_aliases(implicit=True, external=False)
 
     def text_of(self, module: str) -> str:
-        return _text(self._module(module))
+        return _text(self._found(module))
 
     def entries(self, module: str) -> list[Entry]:
-        """The public names of a module. Submodules among them have pages of their own."""
-        found = [self._entry(self._module(module), name) for name in self.names(module)]
+        """The public names of a module; constants come last. Submodules among them have pages of their own."""
+        found = [self._entry(self._found(module), name) for name in self._names(module)]
         return sorted(filter(None, found), key=lambda one: (one.kind == "data", one.name.lower()))
 
-    def names(self, module: str) -> list[str]:
-        """Those of `__all__`, and what a script gets from the module's `__getattr__`."""
-        here = self._module(module)
-        exported = [str(name) for name in here.exports or ()]
-        if not exported:  # computed; a stub or the definitions show them
-            exported = [name for name, one in here.members.items() if one.is_alias and _is_stub(here, one)]
-            exported += [name for name, one in here.members.items() if not one.is_alias and not one.is_module]
-        lazy = [one.removesuffix(",") for one in LAZY.get(module, "").split()]
-        return sorted({name for name in [*exported, *lazy] if not name.startswith("_")})
+    def _names(self, module: str) -> set[str]:
+        """Those of `__all__`, or of the stub if it is computed, and those that `__getattr__` makes."""
+        here = self._found(module)
+        names = {str(name) for name in here.exports or ()} or self._names_of_stub(here)
+        names = names or {name for name, one in here.members.items() if not one.is_alias and not one.is_module}
+        lazy = {path.rpartition(".")[2] for path in LAZY if path.rpartition(".")[0] == module}
+        return {name for name in names | lazy if not name.startswith("_")}
 
-    def _module(self, module: str) -> Any:
-        return self._package[module.removeprefix("horovod.")] if module != "horovod" else self._package
+    def _names_of_stub(self, module: Any) -> set[str]:
+        stub = Path(module.filepath).with_suffix(".pyi")
+        names: set[str] = set()
+        for node in ast.parse(stub.read_text()).body if stub.exists() else ():
+            if isinstance(node, ast.Assign):
+                names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+            elif isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
+                names |= {str(name) for name in self._found(str(node.module)).exports}
+            elif isinstance(node, ast.ImportFrom):
+                names |= {one.asname for one in node.names if one.asname == one.name}
+        return names
+
+    def _found(self, path: str) -> Any:
+        return self._package if path == "horovod" else self._package[path.removeprefix("horovod.")]
 
     def _entry(self, module: Any, name: str) -> Entry | None:
-        found = module.members.get(name)
-        if found is None:
-            found = self._package[LAZY_HOMES[f"{module.path}.{name}"]]
+        path = f"{module.path}.{name}"
+        found = self._found(LAZY[path]) if path in LAZY else module.members[name]
+        if found.is_module and name in module.imports:  # a submodule has the name, too
+            found = self._found(module.imports[name])
         try:
             found, types = self._resolved(found)
         except griffe.AliasResolutionError as error:  # of another package, which is not read
@@ -101,102 +119,80 @@ class Reference:
         if found.is_module:
             return None
         if found.is_class:
-            return self._class(name, found)
+            return _class(name, found)
         if found.is_function:
             return Entry(name, "function", signature_of(found, types), _text(found))
         return Entry(name, "data", "", _text(found), "" if found.value is None else str(found.value))
 
-    def _resolved(self, found: Any) -> tuple[Any, dict[str, str]]:
-        """What a name stands for, and the types in place of type variables.
-
-        `allreduce = operations.allreduce` is a method of the class of `operations`.
-        """
-        found = found.final_target if found.is_alias else found
-        parts = str(found.value).split(".") if found.is_attribute and found.value is not None else []
-        if len(parts) == 1 and parts[0].isidentifier() and parts[0] in found.parent.members:
-            return self._resolved(found.parent.members[parts[0]])
-        if len(parts) != 2 or parts[0] not in found.parent.members:
+    def _resolved(self, found: Any) -> tuple[Any, Types]:
+        """Follows a name: `allreduce = operations.allreduce` is a method of the class of `operations`."""
+        found = _final(found)
+        owner, _, name = str(found.value if found.is_attribute else "").rpartition(".")
+        around = found.parent.members if found.parent else {}
+        if not owner:
+            return self._resolved(around[name]) if name in around else (found, {})
+        if owner not in around:
             return found, {}
-        owner = found.parent.members[parts[0]]
-        owner = owner.final_target if owner.is_alias else owner
-        made = re.match(r"([\w.]+)(?:\[(\w+)\])?\(", str(owner.value))
-        maker = made and owner.parent.members.get(made[1])
-        if not maker:
+        made = _final(around[owner])
+        maker = made.parent.members.get(str(made.value).partition("(")[0])
+        if maker is None:
             return found, {}
-        maker = maker.final_target if maker.is_alias else maker
-        if maker.is_class:
-            bases = [re.match(r"\w+\[(\w+)\]", str(base)) for base in maker.bases]
-            types = [made[2], *(base[1] for base in bases if base)]
-            return maker.all_members[parts[1]].final_target if maker.all_members[parts[1]].is_alias else (
-                maker.all_members[parts[1]]
-            ), {"T": next(filter(None, types), "Any")}
-        return _class_inside(maker, parts[1]), {}
-
-    def _class(self, name: str, found: Any) -> Entry:
-        try:
-            members = found.all_members
-        except KeyError:  # a base that is made at run time
-            members = found.members
-        shown = []
-        for member_name, one in sorted(members.items()):
-            if one.is_alias and not str(one.target_path).startswith("horovod."):
-                continue
-            one = one.final_target if one.is_alias else one
-            if member_name.startswith("_") or not one.has_docstring:
-                continue
-            if one.is_function:
-                kind = "method"
-                shown.append(Entry(member_name, kind, signature_of(one, {}, bound=True), _text(one)))
-            elif one.is_attribute:
-                kind = "property" if "property" in one.labels else "attribute"
-                shown.append(Entry(member_name, kind, "", _text(one)))
-        start = members.get("__init__")
-        start = start.final_target if start is not None and start.is_alias else start
-        takes = start.is_function if start is not None else False
-        signature = signature_of(start, {}, bound=True, result=False) if takes else ""
-        text = "\n\n".join(filter(None, [_text(found), _text(start) if takes else ""]))
-        return Entry(name, "class", signature, text, "", tuple(shown))
+        maker = _final(maker)
+        if not maker.is_class:
+            return _class_inside(maker, name), {}
+        typed = [made.annotation, *maker.bases]
+        meant = [one[1] for one in (re.fullmatch(r"Operations\[(.*)\]", str(text)) for text in typed) if one]
+        return _final(maker.all_members[name]), {"T": meant[0]}
 
 
-# Names that a module's __getattr__ loads, and where they are.
-LAZY_HOMES = {
-    "horovod.run": "launcher.function.run_function.run",
-    "horovod.jax.SyncBatchNorm": "jax.sync_batch_norm.SyncBatchNorm",
-    "horovod.torch.lightning.HorovodStrategy": "torch.lightning.strategy._Strategy",
-}
-LAZY: dict[str, str] = {}
-for _path in LAZY_HOMES:
-    LAZY[_path.rpartition(".")[0]] = _path.rpartition(".")[2]
-
-
-def _is_stub(module: Any, alias: Any) -> bool:
-    return str(alias.target_path).startswith("horovod.")
+def _final(found: Any) -> Any:
+    return found.final_target if found.is_alias else found
 
 
 def _class_inside(function: Any, name: str) -> Any:
-    """A class that is defined in a function's body."""
-    source = function.source
-    tree = ast.parse(inspect.cleandoc("\n" + source))
+    """A class that a function makes."""
+    tree = ast.parse(Path(function.filepath).read_text())
     node = next(one for one in ast.walk(tree) if isinstance(one, ast.ClassDef) and one.name == name)
-    module = griffe.visit(function.module.name, filepath=function.filepath, code=ast.unparse(node), parent=None)
-    return module.members[name]
+    return griffe.visit(function.module.name, filepath=function.filepath, code=ast.unparse(node)).members[name]
 
 
-def signature_of(function: Any, types: dict[str, str], bound: bool = False, result: bool = True) -> str:
+def _class(name: str, found: Any) -> Entry:
+    """With all public members that have a docstring, those of bases in this package included."""
+    try:
+        members = found.all_members
+    except KeyError:  # a base that is made at run time
+        members = found.members
+    own = {
+        key: _final(one) for key, one in members.items() if not one.is_alias or one.target_path.startswith("horovod.")
+    }
+    shown = []
+    for key, one in sorted(own.items()):
+        if key.startswith("_") or not one.has_docstring:
+            continue
+        if one.is_function:
+            shown.append(Entry(key, "method", signature_of(one, {}), _text(one)))
+        elif one.is_attribute:
+            shown.append(Entry(key, "property" if "property" in one.labels else "attribute", "", _text(one)))
+    start = own.get("__init__")
+    if start is None or not start.is_function:
+        return Entry(name, "class", "", _text(found), "", tuple(shown))
+    text = "\n\n".join(filter(None, [_text(found), _text(start)]))
+    return Entry(name, "class", signature_of(start, {}, result=False), text, "", tuple(shown))
+
+
+def signature_of(function: Any, types: Types, result: bool = True) -> str:
     """As Python writes it, on one line, without self."""
-    parts, keyword_only = [], False
-    for one in list(function.parameters):
-        if one.name in ("self", "cls") and one is list(function.parameters)[0]:
+    parts: list[str] = []
+    for number, one in enumerate(function.parameters):
+        if number == 0 and one.name in ("self", "cls"):
             continue
         stars = {"variadic positional": "*", "variadic keyword": "**"}.get(one.kind.value, "")
-        if one.kind.value == "keyword-only" and not keyword_only:
-            parts += [] if any(part.startswith("*") for part in parts) else ["*"]
-            keyword_only = True
-        keyword_only = keyword_only or stars == "*"
-        text = stars + one.name
+        if one.kind.value == "keyword-only" and not any(part.startswith("*") for part in parts):
+            parts.append("*")
         annotation = "" if one.annotation is None else f": {one.annotation}"
-        default = "" if one.default is None or stars else f" = {one.default}" if annotation else f"={one.default}"
-        parts.append(text + annotation + default)
+        equals = " = " if annotation else "="
+        default = "" if one.default is None or stars else f"{equals}{one.default}"
+        parts.append(stars + one.name + annotation + default)
     returned = f" -> {function.returns}" if result and function.returns is not None else ""
     text = f"({', '.join(parts)}){returned}"
     for variable, meant in types.items():

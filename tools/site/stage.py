@@ -53,6 +53,7 @@ public name, every flag of `horovodrun`, and a search.
 """: "",
 }
 _LINK = re.compile(r"\]\(([^()\s]+)\)")
+_NAMED_LINK = re.compile(r"\[([^]]+)\]\(([^()\s#]+)\.md[^()\s]*\)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,17 +66,25 @@ class Page:
         return self.plain or self.text
 
 
+def _outside(text: str) -> Page:
+    """A page that another page lists. In the tree of chapters, which each page shows, it would cost time."""
+    return Page(f"---\norphan: true\n---\n\n{text}", text)
+
+
 class Site:
-    """`pages` by their path on the site; `files` that pages show or link to, by theirs."""
+    """`pages` by their path on the site; `files` that pages show or link to, by theirs; `api` by module."""
 
     def __init__(self) -> None:
         self.pages: dict[str, Page] = {}
         self.files: dict[str, Path] = {}
         self.chapters: list[tuple[str, list[str]]] = []
+        reference = Reference()
+        self.api = {module: (reference.text_of(module), reference.entries(module)) for module in MODULES}
         sources = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*.md"))]
         sources += [source for source in PLACES if source.endswith(".md") and not source.startswith("docs/")]
         for source in sources:
-            self.pages[_place(source)] = Page(self._linked(source, (ROOT / source).read_text()))
+            text = self._linked(source, (ROOT / source).read_text())
+            self.pages[_place(source)] = _outside(text) if source.startswith("docs/decisions/0") else Page(text)
         self._add_tables()
         self._add_examples()
         self._add_api()
@@ -118,7 +127,7 @@ class Site:
         language = LANGUAGES.get(Path(path).suffix, "text")
         code = (ROOT / path).read_text()
         plain = f"# {path}\n\n`````{language}\n{code.rstrip()}\n`````\n"
-        self.pages[place] = Page(f"---\norphan: true\n---\n\n{plain}", plain)
+        self.pages[place] = _outside(plain)
         return place
 
     # Pages that are made from tables
@@ -126,10 +135,9 @@ class Site:
     def _add_tables(self) -> None:
         page = self.pages["troubleshooting.md"].text
         table = re.sub(r"\]\(#([a-z-]+)\)", r"](errors/\1.md)", page[: page.index("\n## ")])
-        codes = [f"errors/{one.code}" for one in EXPLANATIONS]
-        self.pages["troubleshooting.md"] = Page(table + _toctree("", codes), table)
+        self.pages["troubleshooting.md"] = Page(table)
         for one in EXPLANATIONS:
-            self.pages[f"errors/{one.code}.md"] = Page(_error(one))
+            self.pages[f"errors/{one.code}.md"] = _outside(_error(one))
         self.pages["settings.md"] = Page(_settings(self.pages["settings.md"].text), self.pages["settings.md"].text)
         self.pages["flags.md"] = Page(
             _flags(_flag_directive, "```{program} horovodrun", "```", ""), _flags(_flag_plain)
@@ -144,10 +152,8 @@ class Site:
         self.pages["examples.md"] = Page("\n".join(lines) + "\n")
 
     def _add_api(self) -> None:
-        reference = Reference()
         rows = []
-        for module in MODULES:
-            entries, text = reference.entries(module), reference.text_of(module)
+        for module, (text, entries) in self.api.items():
             self.pages[f"api/{module}.md"] = Page(
                 _module(module, text, entries, _directive, f"```{{py:currentmodule}} {module}", "```", ""),
                 _module(module, text, entries, _plain),
@@ -179,14 +185,10 @@ class Site:
         trees = []
         for chapter in re.findall(r"^## (.*)$", text, re.MULTILINE):
             if PAGE_TABLE in text[text.index(f"## {chapter}\n") :].split("\n## ")[0]:
-                pages = [link.partition("#")[0] for link in _LINK.findall(_table_of(text, chapter)[1])]
-                pages = list(dict.fromkeys(page.removesuffix(".md") for page in pages))
-                self.chapters.append((chapter, pages))
-                trees.append(_toctree(chapter, pages))
+                names = {page: name for name, page in _NAMED_LINK.findall(_table_of(text, chapter)[1])}
+                self.chapters.append((chapter, list(names)))
+                trees.append(_toctree(chapter, [f"{name} <{page}>" for page, name in names.items()]))
         self.pages["index.md"] = Page(text + "".join(trees), text)
-        decisions = self.pages["decisions/index.md"].text
-        numbered = sorted(path.removeprefix("decisions/")[:-3] for path in self.pages if path.startswith("decisions/0"))
-        self.pages["decisions/index.md"] = Page(decisions + _toctree("", numbered), decisions)
 
     def llms(self) -> str:
         """The site's index for language models: llmstxt.org."""
@@ -287,8 +289,9 @@ def _flag_plain(names: list[str], values: list[str], meaning: str) -> list[str]:
 
 
 def _module(module: str, text: str, entries: list[Entry], shown: Callable[[Entry], Iterator[str]], *head: str) -> str:
-    begin = f"`import {module} as hvd`" if AS_HVD.fullmatch(module) else f"`import {module}`"
-    lines = [f"# {module}", "", *head, text, "", begin, ""]
+    # A search for hvd.alltoall finds a name only if the title has the other word.
+    title = f"{module} as hvd" if AS_HVD.fullmatch(module) else module
+    lines = [f"# {title}", "", *head, text, ""]
     for title, kinds in ("Functions and classes", ("function", "class")), ("Constants", ("data",)):
         some = [one for one in entries if one.kind in kinds]
         lines += ["", f"## {title}", ""] if some else []
