@@ -77,7 +77,7 @@ class Site:
     def __init__(self) -> None:
         self.pages: dict[str, Page] = {}
         self.files: dict[str, Path] = {}
-        self.chapters: list[tuple[str, list[str]]] = []
+        self.chapters: list[tuple[str, dict[str, str]]] = []  # the names of pages by their path without .md
         reference = Reference()
         self.api = {module: (reference.text_of(module), reference.entries(module)) for module in MODULES}
         sources = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*.md"))]
@@ -89,9 +89,6 @@ class Site:
         self._add_examples()
         self._add_api()
         self._add_chapters()
-
-    def titles(self) -> dict[str, str]:
-        return {path: _title(page.markdown) for path, page in self.pages.items()}
 
     # Links
 
@@ -186,18 +183,17 @@ class Site:
         for chapter in re.findall(r"^## (.*)$", text, re.MULTILINE):
             if PAGE_TABLE in text[text.index(f"## {chapter}\n") :].split("\n## ")[0]:
                 names = {page: name for name, page in _NAMED_LINK.findall(_table_of(text, chapter)[1])}
-                self.chapters.append((chapter, list(names)))
+                self.chapters.append((chapter, names))
                 trees.append(_toctree(chapter, [f"{name} <{page}>" for page, name in names.items()]))
         self.pages["index.md"] = Page(text + "".join(trees), text)
 
     def llms(self) -> str:
         """The site's index for language models: llmstxt.org."""
-        titles = self.titles()
-        lines = [_title(self.pages["index.md"].markdown), ""]
-        lines = [f"# {lines[0]}", "", f"> {_first_paragraph(self.pages['index.md'].markdown)}", ""]
+        first = self.pages["index.md"].markdown
+        lines = [f"# {_title(first)}", "", f"> {_first_paragraph(first)}", ""]
         lines += ["[Every page in one file](llms-full.txt).", ""]
-        for chapter, pages in self.chapters:
-            lines += [f"## {chapter}", "", *(f"- [{titles[f'{page}.md']}]({page}.md)" for page in pages), ""]
+        for chapter, names in self.chapters:
+            lines += [f"## {chapter}", "", *(f"- [{name}]({page}.md)" for page, name in names.items()), ""]
         lines += ["## API", "", *(f"- [{module}](api/{module}.md)" for module in MODULES), ""]
         lines += ["## Errors", "", *(f"- [{one.code}](errors/{one.code}.md): {one.title}" for one in EXPLANATIONS)]
         return "\n".join(lines) + "\n"
