@@ -52,4 +52,4 @@ def _run(url: str, profile: Path, *flags: str) -> str:
     if program is None:
         pytest.skip("not run: there is no chromium")
     command = [program, *_FLAGS, f"--user-data-dir={profile}", *flags, url]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
