@@ -77,7 +77,8 @@ class Reference:
         loader.resolve_aliases(implicit=True, external=False)
 
     def text_of(self, module: str) -> str:
-        return _text(self._found(module))
+        """The module's docstring, without the words for readers of the code."""
+        return re.sub(r"\s*No step of a gradient's way\.", "", _text(self._found(module)))
 
     def entries(self, module: str) -> list[Entry]:
         """The public names of a module; constants come last. Submodules among them have pages of their own."""

@@ -43,14 +43,17 @@ ONLY_HERE = {
         "| [Flags](flags.md) | every flag of `horovodrun` |",
     ],
 }
-# Parts of the first page that the site has in another form.
+# Parts of pages that the site has in another form.
 IN_PLACE_OF = {
-    """| `python -c "import horovod.core as hvd; help(hvd.alltoall)"` |""": "| [API](api/horovod.torch.md) |",
-    """\
+    "overview.md": {"# Horovod\n": "# Overview\n"},
+    "index.md": {
+        """| `python -c "import horovod.core as hvd; help(hvd.alltoall)"` |""": "| [API](api/horovod.torch.md) |",
+        """\
 `make docs` builds this documentation as a site in `build/docs`. There, this chapter also has the signature of every
 public name, every flag of `horovodrun`, and a search.
 
 """: "",
+    },
 }
 _LINK = re.compile(r"\]\(([^()\s]+)\)")
 _NAMED_LINK = re.compile(r"\[([^]]+)\]\(([^()\s#]+)\.md[^()\s]*\)")
@@ -84,6 +87,9 @@ class Site:
         sources += [source for source in PLACES if source.endswith(".md") and not source.startswith("docs/")]
         for source in sources:
             text = self._linked(source, (ROOT / source).read_text())
+            for part, here in IN_PLACE_OF.get(_place(source), {}).items():
+                assert part in text, f"{source} does not have: {part}"
+                text = text.replace(part, here, 1)
             self.pages[_place(source)] = _outside(text) if source.startswith("docs/decisions/0") else Page(text)
         self._add_tables()
         self._add_examples()
@@ -173,9 +179,6 @@ class Site:
 
     def _add_chapters(self) -> None:
         text = self.pages["index.md"].text
-        for part, here in IN_PLACE_OF.items():
-            assert part in text, part
-            text = text.replace(part, here)
         for chapter, added in ONLY_HERE.items():
             begin, table = _table_of(text, chapter)
             text = text[: begin + len(table)] + "\n".join(added) + "\n" + text[begin + len(table) :]
