@@ -24,6 +24,7 @@ from horovod.launcher.options.flags import parser
 from horovod.settings import rows
 
 MODULES = modules()[1].MODULES
+CODE = re.compile(r"^(@\w|import |from \w+ import|def |class |\w+ = \w+[.(])", re.MULTILINE)  # not indented
 LISTED_BY_OTHERS = ("files/", "errors/", "api/horovod", "decisions/0")
 
 
@@ -96,10 +97,11 @@ def test_operations_have_the_tensors_of_their_framework_in_their_signatures() ->
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_every_public_name_is_documented(module: str) -> None:
-    for name, one in api()[module].items():
-        assert one.text, f"{module}.{name}"
-        assert [member.name for member in one.members if not member.text] == []
+def test_every_public_name_is_documented_and_code_is_indented(module: str) -> None:
+    for one in api()[module].values():
+        for text in (one.text, *(member.text for member in one.members)):
+            assert text and not CODE.search(text), f"{module}.{one.name}: {text}"
+    assert not CODE.search(site().api[module][0])
 
 
 @pytest.mark.parametrize("module", [one for one in MODULES if not re.search("mxnet|ray|spark|lightning", one)])
