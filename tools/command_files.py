@@ -22,11 +22,11 @@ def manual() -> str:
         ".SH DESCRIPTION",
         _troff(parser.description or ""),
     ]
-    for title, actions in _groups(parser):
+    for title, actions in groups(parser):
         lines.append(f".SH {_troff(title.upper())}")
         for action in actions:
             names = ", ".join(f"\\fB{_troff(name)}\\fR" for name in action.option_strings)
-            lines += [".TP", " ".join([names, *(f"\\fI{_troff(value)}\\fR" for value in _values(action))])]
+            lines += [".TP", " ".join([names, *(f"\\fI{_troff(value)}\\fR" for value in values_of(action))])]
             lines.append(_troff((action.help or "") % {"prog": parser.prog}))
     lines += [
         ".SH EXIT STATUS",
@@ -41,12 +41,12 @@ def manual() -> str:
 
 
 def for_bash() -> str:
-    actions = [action for _, group in _groups(make_parser()) for action in group]
+    actions = [action for _, group in groups(make_parser()) for action in group]
     flags = " ".join(name for action in actions for name in action.option_strings)
     cases = [f'    {_pattern(action)}) COMPREPLY=($(compgen -W "{" ".join(_choices(action))}" -- "$word")); return ;;'
              for action in actions if _choices(action)]  # fmt: skip
-    taking = "|".join(_pattern(action) for action in actions if _values(action))
-    taking_two = "|".join(_pattern(action) for action in actions if len(_values(action)) == 2)
+    taking = "|".join(_pattern(action) for action in actions if values_of(action))
+    taking_two = "|".join(_pattern(action) for action in actions if len(values_of(action)) == 2)
     return f"""\
 # Completion of horovodrun for bash. Written by tools/pages.
 _horovodrun() {{
@@ -79,18 +79,18 @@ complete -F _horovodrun horovodrun
 
 def for_zsh() -> str:
     lines = ["#compdef horovodrun", "# Completion of horovodrun for zsh. Written by tools/pages.", "_arguments -S \\"]
-    for _, actions in _groups(make_parser()):
+    for _, actions in groups(make_parser()):
         for action in actions:
             what = re.sub(r"([\[\]:'`\\])", r"", " ".join((action.help or "").split()))
             values = "".join(f":{value}:({' '.join(_choices(action))})" if _choices(action) else f":{value}:_files"
-                             for value in _values(action))  # fmt: skip
+                             for value in values_of(action))  # fmt: skip
             if action.nargs == "?" and _choices(action):
                 values = f"::{action.metavar}:({' '.join(_choices(action))})"
             lines += [f"  '{name}[{what}]{values}' \\" for name in action.option_strings]
     return "\n".join(lines) + "\n  '*::command:_normal'\n"
 
 
-def _groups(parser: argparse.ArgumentParser) -> Iterator[tuple[str, list[argparse.Action]]]:
+def groups(parser: argparse.ArgumentParser) -> Iterator[tuple[str, list[argparse.Action]]]:
     """The groups of --help with the flags that it shows."""
     for group in parser._action_groups:  # noqa: SLF001
         shown = [action for action in group._group_actions if action.help != argparse.SUPPRESS]  # noqa: SLF001
@@ -98,7 +98,7 @@ def _groups(parser: argparse.ArgumentParser) -> Iterator[tuple[str, list[argpars
             yield group.title or "options", shown
 
 
-def _values(action: argparse.Action) -> list[str]:
+def values_of(action: argparse.Action) -> list[str]:
     """The names of the words behind a flag."""
     if action.nargs in (0, "?"):
         return []

@@ -15,9 +15,11 @@ __all__ = ["__version__", "run"]
 announce()
 
 
-def __getattr__(name: str) -> Any:
-    if name == "run":  # at the first use: training scripts need no launcher
-        from horovod.launcher.function.run_function import run
+if not TYPE_CHECKING:  # type checkers refuse other names
 
-        return run
-    raise error_of(__name__, name)
+    def __getattr__(name: str) -> Any:
+        if name == "run":  # at the first use: training scripts need no launcher
+            from horovod.launcher.function.run_function import run
+
+            return run
+        raise error_of(__name__, name)

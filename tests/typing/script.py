@@ -7,6 +7,9 @@ import torch
 
 import horovod
 import horovod.core
+import horovod.jax
+import horovod.ray
+import horovod.spark.torch
 import horovod.torch as hvd
 
 hvd.init()
@@ -18,3 +21,9 @@ assert_type(horovod.core.size(), int)
 assert_type(horovod.core.broadcast_object({"a": 1}, root_rank=0), Any)
 horovod.core.no_such_operation()  # type: ignore[attr-defined]
 horovod.run(print, np="2")  # type: ignore[arg-type]
+horovod.no_such_name()  # type: ignore[attr-defined]
+horovod.jax.no_such_name()  # type: ignore[attr-defined]
+horovod.jax.SyncBatchNorm()
+horovod.ray.no_such_name()  # type: ignore[attr-defined]
+horovod.spark.torch.TorchEstimator()
+horovod.spark.torch.no_such_name()  # type: ignore[attr-defined]

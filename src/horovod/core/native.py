@@ -66,7 +66,24 @@ DTYPE_NAMES = (
 DTYPE_BYTES = (1, 1, 2, 4, 8, 2, 2, 4, 8, 1, 2, 4, 8)
 
 # hvd_op: also the public constants of every framework package
-Average, Sum, Adasum, Min, Max, Product, BitAnd, BitOr, BitXor = range(9)
+Average = 0
+"""The sum of the ranks' tensors, divided by their number."""
+Sum = 1
+"""The sum of the ranks' tensors."""
+Adasum = 2
+"""Adasum, which adds gradients by their directions: equal ones are averaged, orthogonal ones added."""
+Min = 3
+"""By element the smallest of the ranks' values."""
+Max = 4
+"""By element the largest of the ranks' values."""
+Product = 5
+"""By element the product of the ranks' values."""
+BitAnd = 6
+"""By element the bitwise and of the ranks' values, which are integers or bool."""
+BitOr = 7
+"""By element the bitwise or of the ranks' values, which are integers or bool."""
+BitXor = 8
+"""By element the bitwise exclusive or of the ranks' values, which are integers or bool."""
 OP_NAMES = ("Average", "Sum", "Adasum", "Min", "Max", "Product", "BitAnd", "BitOr", "BitXor")
 BITWISE = (BitAnd, BitOr, BitXor)
 

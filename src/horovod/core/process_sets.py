@@ -150,6 +150,7 @@ class _GlobalProcessSet(ProcessSet):
 
 
 global_process_set = _GlobalProcessSet()
+"""All ranks; the default of every operation."""
 
 
 def speaks(process_set: ProcessSet = global_process_set) -> bool:

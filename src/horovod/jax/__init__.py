@@ -18,7 +18,7 @@ of jax.jit.
 """
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from horovod.core import basics
 from horovod.core.basics import *  # noqa: F403
@@ -33,15 +33,19 @@ from horovod.jax.ops import *  # noqa: F403
 from horovod.jax.optimizer import DistributedGradientTransformation, allreduce_gradients, grad, value_and_grad
 from horovod.jax.state import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
 
+if TYPE_CHECKING:
+    from horovod.jax import nnx as nnx
+    from horovod.jax.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
+else:  # type checkers refuse other names
 
-def __getattr__(name: str) -> Any:
-    if name == "SyncBatchNorm":  # the one part that needs flax
-        from horovod.jax.sync_batch_norm import SyncBatchNorm
+    def __getattr__(name: str) -> Any:
+        if name == "SyncBatchNorm":  # the one part that needs flax
+            from horovod.jax.sync_batch_norm import SyncBatchNorm
 
-        return SyncBatchNorm
-    if name == "nnx":  # likewise
-        return importlib.import_module("horovod.jax.nnx")
-    raise error_of(__name__, name)
+            return SyncBatchNorm
+        if name == "nnx":  # likewise
+            return importlib.import_module("horovod.jax.nnx")
+        raise error_of(__name__, name)
 
 
 __all__ = [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SyncBatchNorm for flax.nnx. No step of a gradient's way; the arithmetic is that of sync_batch_norm.py."""
+"""SyncBatchNorm for flax.nnx. No step of a gradient's way. The arithmetic is that of sync_batch_norm.py."""
 
 from __future__ import annotations
 

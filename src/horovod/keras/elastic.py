@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Elastic training with model.fit() of Keras 3: a job goes on if workers are lost, and takes in new ones.
 
-@hvd.elastic.run
-def train(state):
-    model.fit(..., epochs=epochs - state.epoch, callbacks=[
-        hvd.elastic.CommitStateCallback(state),
-        hvd.elastic.UpdateBatchStateCallback(state),
-        hvd.elastic.UpdateEpochStateCallback(state),
-    ])
+In a script:
 
-train(hvd.elastic.KerasState(model, epoch=0, batch=0))
+    @hvd.elastic.run
+    def train(state):
+        model.fit(..., epochs=epochs - state.epoch, callbacks=[
+            hvd.elastic.CommitStateCallback(state),
+            hvd.elastic.UpdateBatchStateCallback(state),
+            hvd.elastic.UpdateEpochStateCallback(state),
+        ])
+
+    train(hvd.elastic.KerasState(model, epoch=0, batch=0))
 """
 
 from horovod.elastic.worker.decorator import run

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """ElasticRayExecutor, the older way to elastic jobs on Ray; the newer one is RayExecutor(min_workers=...).
 
-settings = ElasticRayExecutor.create_settings(min_num_proc=1, max_num_proc=4)
-executor = ElasticRayExecutor(settings)
-executor.start()
-results = executor.run(train)
+In a script:
+
+    settings = ElasticRayExecutor.create_settings(min_num_proc=1, max_num_proc=4)
+    executor = ElasticRayExecutor(settings)
+    executor.start()
+    results = executor.run(train)
 """
 
 from __future__ import annotations

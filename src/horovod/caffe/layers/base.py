@@ -33,7 +33,10 @@ __all__ = [
     "types",
 ]
 
-TRAIN, TEST = 0, 1
+TRAIN = 0
+"""The phase of a net that is trained."""
+TEST = 1
+"""The phase of a net that is tested, or only run forward."""
 
 
 @dataclass

@@ -9,9 +9,11 @@ if TYPE_CHECKING:
 __all__ = ["KerasEstimator", "KerasModel"]
 
 
-def __getattr__(name: str) -> Any:
-    if name in __all__:  # at the first use: ranks need no Spark ML
-        from horovod.spark.keras import estimator
+if not TYPE_CHECKING:  # type checkers refuse other names
 
-        return getattr(estimator, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        if name in __all__:  # at the first use: ranks need no Spark ML
+            from horovod.spark.keras import estimator
+
+            return getattr(estimator, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

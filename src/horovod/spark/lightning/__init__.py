@@ -9,9 +9,11 @@ if TYPE_CHECKING:
 __all__ = ["TorchEstimator", "TorchModel"]
 
 
-def __getattr__(name: str) -> Any:
-    if name in __all__:  # at the first use: ranks need no Spark ML
-        from horovod.spark.lightning import estimator as of_lightning
+if not TYPE_CHECKING:  # type checkers refuse other names
 
-        return getattr(of_lightning, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        if name in __all__:  # at the first use: ranks need no Spark ML
+            from horovod.spark.lightning import estimator as of_lightning
+
+            return getattr(of_lightning, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Horovod for tf.keras: Keras 3, or tf-keras if TF_USE_LEGACY_KERAS=1 is set.
 
-import horovod.tensorflow.keras as hvd
+In a script:
 
-hvd.init()
-model.compile(optimizer=hvd.DistributedOptimizer(tf.keras.optimizers.Adam(0.001 * hvd.size())), ...)
-x, y = x[hvd.rank()::hvd.size()], y[hvd.rank()::hvd.size()]  # each rank has its share
-model.fit(x, y, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+    import horovod.tensorflow.keras as hvd
+
+    hvd.init()
+    model.compile(optimizer=hvd.DistributedOptimizer(tf.keras.optimizers.Adam(0.001 * hvd.size())), ...)
+    x, y = x[hvd.rank()::hvd.size()], y[hvd.rank()::hvd.size()]  # each rank has its share
+    model.fit(x, y, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
 """
 
 from __future__ import annotations

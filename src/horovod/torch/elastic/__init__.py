@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Elastic training for PyTorch: `hvd.elastic.run`, the state that training continues from, and a sampler.
 
-@hvd.elastic.run
-def train(state):
-    for state.epoch in range(state.epoch, epochs):
-        ...
-        state.commit()
+In a script:
 
-train(hvd.elastic.TorchState(model=model, optimizer=optimizer, epoch=0))
+    @hvd.elastic.run
+    def train(state):
+        for state.epoch in range(state.epoch, epochs):
+            ...
+            state.commit()
+
+    train(hvd.elastic.TorchState(model=model, optimizer=optimizer, epoch=0))
 """
 
 from horovod.core.basics import init, shutdown
