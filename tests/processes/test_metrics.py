@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -273,15 +274,21 @@ def program(*names: str) -> str:
 
 
 @contextlib.contextmanager
-def running(port: int, *words: str) -> Iterator[None]:
-    """A server, from the moment at which it can be reached."""
+def running(url: str, *words: str) -> Iterator[None]:
+    """A server, from the moment at which this is found there."""
     server = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        wait_until(lambda: is_open(port))
+        wait_until(lambda: is_found(url))
         yield
     finally:
         server.terminate()
         server.wait(timeout=TIMEOUT_S)
+
+
+def is_found(url: str) -> bool:
+    with contextlib.suppress(OSError), urllib.request.urlopen(url) as answer:
+        return bool(answer.status == 200)
+    return False
 
 
 def ask(port: int, path: str, **query: str) -> Any:
@@ -317,7 +324,7 @@ def test_prometheus_scrapes_a_job_and_answers_what_the_board_and_the_page_ask(tm
     env = {"HOROVOD_METRICS_PORT": str(port)}
     with (
         Job(tmp_path, "-np", "2", [sys.executable, "train.py"], env=env) as job,
-        running(own, prometheus, *flags, f"--web.listen-address=127.0.0.1:{own}"),
+        running(f"http://127.0.0.1:{own}/-/ready", prometheus, *flags, f"--web.listen-address=127.0.0.1:{own}"),
     ):
 
         def ask_for(expression: str) -> list[Any]:
@@ -350,7 +357,8 @@ def test_node_exporter_brings_the_file_and_promtool_finds_no_fault(tmp_path: Pat
         world.run(leave)
     flags = ["--collector.disable-defaults", "--collector.textfile", f"--collector.textfile.directory={files}"]
     flags.append(f"--web.listen-address=127.0.0.1:{port}")
-    with running(port, exporter, *flags), urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+    url = f"http://127.0.0.1:{port}/metrics"
+    with running(url, exporter, *flags), urllib.request.urlopen(url) as answer:
         seen = series_of(parsed_plain(answer.read().decode()))
     assert value(seen, "node_textfile_scrape_error") == 0
     for rank in ("0", "1"):
@@ -359,12 +367,15 @@ def test_node_exporter_brings_the_file_and_promtool_finds_no_fault(tmp_path: Pat
     assert checked.returncode == 0
 
 
+# TensorBoard would load TensorFlow, which takes long; with a module of this name it does without.
+NO_TENSORFLOW = "import sys, types\nsys.modules['tensorboard.compat.notf'] = types.ModuleType('notf')\n"
 SNIPPETS = """
-import numpy as np
-from torch.utils.tensorboard import SummaryWriter
+import torch
 {function}
 hvd.init()
-writer = SummaryWriter("logs") if hvd.rank() == 0 else None
+if hvd.rank() == 0:
+    from torch.utils.tensorboard import SummaryWriter
+    writer = SummaryWriter("logs")
 for step in range(3):
     hvd.allreduce(torch.ones(1000), name="x")
     if hvd.rank() == 0:
@@ -374,8 +385,9 @@ if hvd.rank() == 0:
 """
 
 
-def test_the_pages_lines_for_tensorboard_write_what_it_reads(tmp_path: Path) -> None:
+def test_the_pages_lines_for_tensorboard_write_what_it_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch", reason="not run: torch is not installed")
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.notf", types.ModuleType("notf"))
     reader = pytest.importorskip(
         "tensorboard.backend.event_processing.event_accumulator", reason="not run: tensorboard"
     )
@@ -383,7 +395,7 @@ def test_the_pages_lines_for_tensorboard_write_what_it_reads(tmp_path: Path) -> 
     (function,) = (code for code in blocks if "def scalars" in code)
     (loop,) = (code for code in blocks if "add_scalar" in code)
     indented = "".join(f"        {line}\n" for line in loop.splitlines())
-    (tmp_path / "train.py").write_text("import torch\n" + SNIPPETS.format(function=function, loop=indented))
+    (tmp_path / "train.py").write_text(NO_TENSORFLOW + SNIPPETS.format(function=function, loop=indented))
     done = run_job(tmp_path, "-np", "2", [sys.executable, "train.py"])
     assert done.code == 0, done.stderr
     events = reader.EventAccumulator(str(tmp_path / "logs"))
