@@ -117,7 +117,7 @@ class Exporter:
                     connection.sendall(http.answer_to(request, self._text))
 
     def _request(self, connection: socket.socket) -> bytes | None:
-        """What a client sends up to an empty line; None if that takes too long, or this rank leaves meanwhile."""
+        """Reads up to an empty line. Returns None if that takes too long, or this rank leaves meanwhile."""
         connection.setblocking(False)
         deadline_s = time.monotonic() + CLIENT_S
         request = b""

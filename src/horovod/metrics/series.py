@@ -46,7 +46,7 @@ class Family:
     kind: str  # counter, gauge or info
     help: str
     unit: str = ""
-    # The value of a counter in one generation; None: it has a row for each late rank, or is no counter.
+    # The value of a counter in one generation; None: it has a row for each late rank, or is not a counter.
     of: Callable[[Facts], float] | None = None
 
 
@@ -130,7 +130,7 @@ FAMILIES = (
 
 @dataclasses.dataclass(frozen=True)
 class Totals:
-    """What a process has counted, over all its generations: no counter goes back when one ends.
+    """The counters of a process over all its generations: none goes back when a generation ends.
 
     `counters` by name; `late` by the rank that came last: how often, and for how many seconds.
     """
