@@ -57,6 +57,8 @@ def main(
             return _answer(check_build())
         if options.explain is not None:
             return _answer(_explanation(options.explain))
+        if options.drill:
+            return _drill(options, sys.argv[1:] if arguments is None else arguments, environment)
         plan = _Plan(options, environment)
         ready = plan.ready()
     except BrokenPipeError:  # of --help: argparse of older Pythons lets it out
@@ -72,6 +74,28 @@ def main(
         return supervise.run(ready, secret, keep)
     except UsageError as error:
         return _refused(error, keep)
+
+
+def _drill(options: argparse.Namespace, arguments: Sequence[str], environment: dict[str, str]) -> int:
+    """Checks the flags as for a job; each drill is one, with the same flags."""
+    if options.command:
+        raise UsageError(
+            f"--drill runs jobs of its own, got a command: {options.command[0]}\nhint: leave the command out"
+        )
+    if options.only_rank is not None:
+        raise UsageError("--drill needs the lines of all ranks\nhint: leave --only-rank out")
+    options.command = [sys.executable]
+    job = _Plan(options, environment).ready()
+    if not isinstance(job, Job) or job.elastic is not None:
+        raise UsageError(
+            "--drill starts ranks itself, some of them in an elastic job of its own\n"
+            "hint: leave --mpi, --jsrun and the flags of elastic jobs out"
+        )
+    if len(job.ranks) < 2:
+        raise UsageError("--drill with one rank: one cannot lose another\nhint: horovodrun --drill -np 2")
+    from horovod.drill.run import run  # loads numpy
+
+    return run([one for one in arguments if one != "--drill"], len(job.ranks))
 
 
 def _refused(error: Exception, keep: Keep) -> int:
