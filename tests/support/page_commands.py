@@ -76,6 +76,7 @@ WHERE: list[tuple[str, str, str]] = [
     ("docs/launcher.md", "srun ", "tests/cluster/test_slurm.py"),
     ("docs/spark.md", "python ", "tests/schedulers/test_spark_local.py"),
     ("docs/spark-estimators.md", "python ", "tests/schedulers/test_spark_estimators.py"),
+    ("docs/drill.md", "horovodrun ", "tests/cluster/test_drill.py"),
     ("docs/monitoring.md", "horovodrun ", "tests/processes/test_metrics.py"),
     ("docs/profile.md", "horovodrun ", "tests/processes/test_timeline.py"),
 ]

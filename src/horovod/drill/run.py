@@ -51,7 +51,7 @@ class Ended:
         if self.code is None:
             return "the job did not end"
         lines = [line for line in self.stderr.splitlines() if line.strip()]
-        cause = next((line for line in lines if line.startswith("horovodrun: ")), "it said nothing")
+        cause = next((line for line in reversed(lines) if line.startswith("horovodrun: ")), "it said nothing")
         return f"exit code {self.code}: {cause}"
 
 

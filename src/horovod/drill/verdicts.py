@@ -93,8 +93,8 @@ def of_clocks(links: Sequence[Link], names: Sequence[str]) -> Row:
     for host in far:
         side = "ahead of" if offsets[host] > 0 else "behind"
         mend.append(
-            f"{names[host]}: its clock is {abs(offsets[host]):.1f} s {side} that of {names[0]}, so logs and timelines do "
-            "not fit together. Run chrony or another NTP client on both"
+            f"{names[host]}: its clock is {abs(offsets[host]):.1f} s {side} that of {names[0]}, so logs and timelines "
+            "do not fit together. Run chrony or another NTP client on both"
         )
     return Row("clocks", f"at most {MOST_OFFSET_S:g} s apart", f"{_ms(most)} apart", tuple(mend))
 
