@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from horovod.drill import run, verdicts
-from horovod.drill.links import Link, answer, measure, rounds
-from horovod.drill.run import Ended
+from horovod.launcher.drill import run, verdicts
+from horovod.launcher.drill.links import Link, answer, measure, rounds
+from horovod.launcher.drill.run import Ended
 from horovod.settings import Settings
 
 NAMES = ["a", "b", "c", "d"]

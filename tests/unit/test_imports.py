@@ -24,8 +24,7 @@ ALLOWED = {
     "metrics": {"horovod", "world", "settings"},
     "core": {"world", "settings", "metrics"},
     "gradients": {"core", "settings"},
-    "launcher": {"horovod", "core", "world", "settings", "elastic", "drill"},
-    "drill": {"core", "world", "settings", "elastic"},
+    "launcher": {"horovod", "core", "world", "settings", "elastic"},
     "elastic": {"core", "world", "settings"},
     "torch": {"core", "gradients", "elastic"},
     # The data service has a rendezvous of its own. Keras: see below.

@@ -93,9 +93,9 @@ def _drill(options: argparse.Namespace, arguments: Sequence[str], environment: d
         )
     if len(job.ranks) < 2:
         raise UsageError("--drill with one rank: one cannot lose another\nhint: horovodrun --drill -np 2")
-    from horovod.drill.run import run  # loads numpy
+    from horovod.launcher.drill.run import run  # loads numpy
 
-    return run([one for one in arguments if one != "--drill"], len(job.ranks))
+    return run([one for one in arguments if one != "--drill"], [rank.hostname for rank in job.ranks])
 
 
 def _refused(error: Exception, keep: Keep) -> int:

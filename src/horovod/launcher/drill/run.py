@@ -14,10 +14,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from horovod.drill import verdicts
-from horovod.drill.links import Link
-from horovod.drill.rank import LATE_S, MARK
-from horovod.drill.verdicts import Row
+from horovod.launcher.drill import verdicts
+from horovod.launcher.drill.links import Link
+from horovod.launcher.drill.rank import LATE_S, MARK
+from horovod.launcher.drill.verdicts import Row
+from horovod.launcher.host.processes import die_with_parent
 from horovod.settings import Settings
 from horovod.world.interpreter import python_command
 
@@ -55,13 +56,14 @@ class Ended:
         return f"exit code {self.code}: {cause}"
 
 
-def run(flags: Sequence[str], size: int) -> int:
-    """The exit code: 0 if all that was promised happened. `flags`: horovodrun's, of the user. `size`: -np."""
+def run(flags: Sequence[str], hosts: Sequence[str]) -> int:
+    """The exit code: 0 if all that was promised happened. `flags`: horovodrun's, of the user. `hosts`: by rank."""
     settings = Settings.from_environment()
+    size = len(hosts)
     rows = _checked(flags)
     if all(row.drill != "start" for row in rows):
-        for drill in (_killed, _stopped, _late, _elastic):
-            rows.append(drill(flags, size, settings))
+        rows += [_killed(flags, size, settings), _stopped(flags, size, settings), _late(flags, size)]
+        rows.append(_elastic(flags, hosts))
     print(verdicts.table(rows), flush=True)
     failed = [row.drill for row in rows if not row.held]
     print(
@@ -120,7 +122,7 @@ def _ended_by(drill: str, what: str, within_s: float, ended: Ended, victim: int)
     )
 
 
-def _late(flags: Sequence[str], size: int, settings: Settings) -> Row:
+def _late(flags: Sequence[str], size: int) -> Row:
     promised = f"a rank is {LATE_S:g} s late: it is reported, and the job goes on"
     ended = _job("late", [*flags, "--stall-check", "--stall-check-warning-time-seconds", "1"])
     seen = ended.said("late")
@@ -136,9 +138,12 @@ def _late(flags: Sequence[str], size: int, settings: Settings) -> Row:
     return Row("late", promised, happened, tuple(mend))
 
 
-def _elastic(flags: Sequence[str], size: int, settings: Settings) -> Row:
+def _elastic(flags: Sequence[str], hosts: Sequence[str]) -> Row:
     promised = "a worker of an elastic job is killed: the others go on, no step is lost"
-    ended = _job("elastic", [*flags, "--min-np", str(size - 1)])
+    size = len(hosts)
+    # A host with a failed worker is not used any more, if there are others.
+    least = size - hosts.count(hosts[-1]) or size - 1
+    ended = _job("elastic", [*flags, "-np", str(size), "--min-np", str(least)])
     seen = ended.said("steps")
     if ended.code != 0 or seen is None:
         return Row("elastic", promised, ended.failure(), (f"elastic: the job failed\n{ended.stderr}",))
@@ -152,12 +157,19 @@ def _job(name: str, flags: Sequence[str]) -> Ended:
     """One job of horovodrun, to its end."""
     print(f"horovodrun: drill: {name}", file=sys.stderr, flush=True)
     process = subprocess.Popen(
-        [*python_command("horovod.launcher"), *flags, "--no-prefix", *python_command("horovod.drill.rank"), name],
+        [
+            *python_command("horovod.launcher"),
+            *flags,
+            "--no-prefix",
+            *python_command("horovod.launcher.drill.rank"),
+            name,
+        ],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
+        preexec_fn=die_with_parent(signal.SIGTERM),
     )
     ended = Ended(end_s=time.monotonic() + JOB_S)
     readers = [

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from horovod.drill.links import Link
+from horovod.launcher.drill.links import Link
 
 __all__ = ["Row", "of_clocks", "of_gpus", "of_links", "of_memory", "table"]
 

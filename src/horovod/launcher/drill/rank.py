@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program of a drill's ranks: python -m horovod.drill.rank JOB.
+"""The program of a drill's ranks: python -m horovod.launcher.drill.rank JOB.
 
 It tells run.py what happens, a line of JSON each.
 """
@@ -22,7 +22,7 @@ import numpy as np
 
 import horovod.core as hvd
 from horovod.core import context as contexts
-from horovod.drill.links import Link, answer, measure, rounds
+from horovod.launcher.drill.links import Link, answer, measure, rounds
 from horovod.settings import Settings
 from horovod.world.network import interface_address
 
