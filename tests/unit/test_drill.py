@@ -126,6 +126,23 @@ def test_an_end_is_as_promised_or_the_row_says_what_was_not(
     assert row.promised == "a rank is killed: the job ends within 3.5 s, and names it"
 
 
+@pytest.mark.parametrize(
+    ("hosts", "least"), [(["a", "a"], "1"), (["a", "b"], "1"), (["a", "a", "b", "b"], "2"), (["a", "b", "b"], "1")]
+)
+def test_an_elastic_job_may_go_on_without_the_host_that_loses_a_worker(
+    hosts: list[str], least: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[list[str]] = []
+
+    def job(name: str, flags: list[str]) -> Ended:
+        given.append(flags)
+        return Ended([{"fault": 5}, {"steps": 40, "right": True, "size": 1}], "", 0)
+
+    monkeypatch.setattr(run, "_job", job)
+    assert run._elastic(["--verbose"], hosts).held
+    assert given == [["--verbose", "-np", str(len(hosts)), "--min-np", least]]
+
+
 def test_a_link_is_measured_and_a_stranger_turned_away() -> None:
     secret = os.urandom(32)
     with socket.create_server(("127.0.0.1", 0)) as listening:
