@@ -16,7 +16,7 @@ from horovod.metrics import http, series, text
 from horovod.metrics.series import FAMILIES, Place, Sample, Totals
 from horovod.settings import SettingError, Settings
 
-PLACE = Place(rank=2, size=4, local_rank=0, local_size=2, host='a "b"\\c\n', generation=3, transport="shm")
+PLACE = Place(rank=2, size=4, local_rank=0, local_size=2, host='a "b"\\n\n', generation=3, transport="shm")
 # Dashboards and alerts use these: they may grow in number only.
 NAMES = {
     "horovod_batches_total",
