@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from pathlib import Path
 
 import pytest
-from support.jobs import run_job
+from support.jobs import Job, run_job
 
 
 def test_the_drills_of_a_healthy_machine_hold(tmp_path: Path) -> None:
@@ -25,6 +27,15 @@ def test_a_job_that_does_not_start_is_the_only_row(tmp_path: Path) -> None:
     assert done.code == 1
     assert re.search(r"^BAD +start ", done.stdout, re.M) and "mend: no job starts with these flags" in done.stdout
     assert "kill" not in done.stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+def test_an_interrupted_drill_leaves_nothing(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    with Job(tmp_path, "--drill", "-np", "2") as job:
+        job.wait_for_line("drill: kill", "stderr")
+        os.kill(job.process.pid, number)
+        done = job.wait()
+    assert done.code == code and "Traceback" not in done.stderr, done
 
 
 @pytest.mark.parametrize(

@@ -406,3 +406,37 @@ def test_the_pages_lines_for_tensorboard_write_what_it_reads(tmp_path: Path, mon
         "horovod/blocked_for_data_s",
     }
     assert [point.value for point in events.Scalars("horovod/GB")] == pytest.approx([4e-6, 8e-6, 12e-6])
+
+
+KERAS = """
+import glob, keras, numpy as np
+{function}
+{callback}
+hvd.init()
+model = keras.Sequential([keras.layers.Dense(1)])
+model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), loss="mse")
+callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), HorovodScalars()]
+if hvd.rank() == 0:
+    callbacks.append(keras.callbacks.TensorBoard("logs"))
+model.fit(np.ones((64, 3)), np.ones((64, 1)), epochs=2, verbose=0, callbacks=callbacks)
+if hvd.rank() == 0:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    (folder,) = glob.glob("logs/train")
+    events = EventAccumulator(folder)
+    events.Reload()
+    print("written", *events.Tags()["tensors"])
+"""
+
+
+@pytest.mark.thorough
+def test_the_pages_callback_for_keras_gives_its_numbers_to_tensorboard(tmp_path: Path) -> None:
+    for module in ("tensorflow", "keras", "tensorboard"):
+        pytest.importorskip(module, reason=f"not run: {module} is not installed")
+    blocks = [code for _, code in blocks_of(ROOT / "docs/monitoring.md")]
+    (function,) = (code.replace("horovod.torch", "horovod.keras") for code in blocks if "def scalars" in code)
+    (callback,) = (code for code in blocks if "class HorovodScalars" in code)
+    (tmp_path / "train.py").write_text(KERAS.format(function=function, callback=callback))
+    done = run_job(tmp_path, "-np", "2", [sys.executable, "train.py"])
+    assert done.code == 0, done.stderr
+    for name in ("loss", "horovod/GB", "horovod/blocked_for_ranks_s", "horovod/blocked_for_data_s"):
+        assert f"epoch_{name}" in done.stdout

@@ -53,10 +53,10 @@ def rounds(hosts: int) -> list[list[tuple[int, int]]]:
     found = []
     for _ in range(len(places) - 1):
         half = len(places) // 2
-        pairs = zip(places[:half], reversed(places[half:]), strict=True)
-        found.append([(min(pair), max(pair)) for pair in pairs if -1 not in pair])
+        met = zip(places[:half], reversed(places[half:]), strict=True)
+        found.append([(min(pair), max(pair)) for pair in met if -1 not in pair])
         places[1:] = [places[-1], *places[1:-1]]
-    return found
+    return [pairs for pairs in found if pairs]
 
 
 def measure(hosts: tuple[int, int], at: tuple[str, int], secret: bytes) -> Link:

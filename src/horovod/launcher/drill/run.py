@@ -18,7 +18,7 @@ from horovod.launcher.drill import verdicts
 from horovod.launcher.drill.links import Link
 from horovod.launcher.drill.rank import LATE_S, MARK
 from horovod.launcher.drill.verdicts import Row
-from horovod.launcher.host.processes import die_with_parent
+from horovod.launcher.host.processes import die_with_parent, shell_code
 from horovod.settings import Settings
 from horovod.world.interpreter import python_command
 
@@ -58,12 +58,11 @@ class Ended:
 
 def run(flags: Sequence[str], hosts: Sequence[str]) -> int:
     """The exit code: 0 if all that was promised happened. `flags`: horovodrun's, of the user. `hosts`: by rank."""
-    settings = Settings.from_environment()
-    size = len(hosts)
-    rows = _checked(flags)
-    if all(row.drill != "start" for row in rows):
-        rows += [_killed(flags, size, settings), _stopped(flags, size, settings), _late(flags, size)]
-        rows.append(_elastic(flags, hosts))
+    try:
+        rows = _all(flags, hosts)
+    except KeyboardInterrupt:  # the job that ran has ended
+        print("horovodrun: drill: interrupted", file=sys.stderr)
+        return shell_code(-signal.SIGINT)
     print(verdicts.table(rows), flush=True)
     failed = [row.drill for row in rows if not row.held]
     print(
@@ -73,6 +72,15 @@ def run(flags: Sequence[str], hosts: Sequence[str]) -> int:
         file=sys.stderr,
     )
     return 1 if failed else 0
+
+
+def _all(flags: Sequence[str], hosts: Sequence[str]) -> list[Row]:
+    settings, size = Settings.from_environment(), len(hosts)
+    rows = _checked(flags)
+    if all(row.drill != "start" for row in rows):
+        rows += [_killed(flags, size, settings), _stopped(flags, size, settings), _late(flags, size)]
+        rows.append(_elastic(flags, hosts))
+    return rows
 
 
 def _checked(flags: Sequence[str]) -> list[Row]:
