@@ -118,6 +118,14 @@ def test_hosts_slots_and_the_way_come_from_slurm(inside: Inside) -> None:
 SMALL = 'import os; print(os.uname().nodename, os.environ["HOROVOD_RANK"], "of", os.environ["HOROVOD_SIZE"])'
 
 
+@pytest.mark.thorough
+def test_the_drills_take_the_hosts_of_the_job(inside: Inside) -> None:
+    code, out, err = inside.run(*ALLOCATE, *HOROVODRUN, "--drill")
+    assert code == 0, (out, err)
+    assert sum(line.startswith("ok ") for line in out) == 8 and any("1 pair: " in line for line in out), out
+    inside.assert_empty()
+
+
 def test_the_end_of_a_rank_or_of_the_launcher_ends_all(inside: Inside) -> None:
     job = [*ALLOCATE, *HOROVODRUN, *python(WAIT)]
     (inside.folder / "die").touch()

@@ -286,8 +286,12 @@ class Cluster:
 
     def cut(self, one: Host, other: Host) -> None:
         """From now on these two hear nothing of each other."""
+        self.spoil(one, other, "drop")
+
+    def spoil(self, one: Host, other: Host, rule: str) -> None:
+        """From now on this rule of nft, which drops some packets, is applied to those between these two."""
         pairs = ((one, other), (other, one))
-        rules = "".join(f"iifname to{a.index} oifname to{b.index} drop\n" for a, b in pairs)
+        rules = "".join(f"iifname to{a.index} oifname to{b.index} {rule}\n" for a, b in pairs)
         chain = f"chain forward {{ type filter hook forward priority 0\n{rules}}}"
         self.on_switch("nft", "-f", "-", text=f"table bridge cut{one.index}x{other.index} {{ {chain}\n}}\n")
 

@@ -77,6 +77,8 @@ WHERE: list[tuple[str, str, str]] = [
     ("docs/spark.md", "python ", "tests/schedulers/test_spark_local.py"),
     ("docs/spark-estimators.md", "python ", "tests/schedulers/test_spark_estimators.py"),
     ("docs/watch.md", "horovodrun ", "tests/processes/test_watch.py"),
+    ("docs/drill.md", "horovodrun ", "tests/cluster/test_drill.py"),
+    ("docs/monitoring.md", "horovodrun ", "tests/processes/test_metrics.py"),
     ("docs/profile.md", "horovodrun ", "tests/processes/test_timeline.py"),
 ]
 

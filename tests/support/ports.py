@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
+import socket
 from pathlib import Path
 
 
@@ -26,3 +28,16 @@ def assert_closed(ports: list[str], folder: Path, text: str) -> None:
     for port in ports:
         ours = [one for one in listeners(int(port)) if os.readlink(one / "cwd") == str(folder)]
         assert not ours, f"{ours} listen at {port}\n{text}"
+
+
+def free_ports(count: int) -> int:
+    """The first of so many ports in a row at which nothing listens.
+
+    They are below those that the kernel gives to clients, which come and go.
+    """
+    while True:
+        first = random.randrange(15000, 30000)
+        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
+            for port in range(first, first + count):
+                held.enter_context(socket.create_server(("127.0.0.1", port)))
+            return first

@@ -21,7 +21,8 @@ FRAMEWORKS = {"torch", "tensorflow", "keras", "jax", "mxnet", "ray"}
 ALLOWED = {
     "settings": set(),
     "world": {"horovod", "core", "settings"},  # of the core: see below
-    "core": {"world", "settings"},
+    "metrics": {"horovod", "world", "settings"},
+    "core": {"world", "settings", "metrics"},
     "gradients": {"core", "settings"},
     "launcher": {"horovod", "core", "world", "settings", "elastic"},
     "elastic": {"core", "world", "settings"},

@@ -30,7 +30,7 @@ def test_a_command_is_run_by_a_test_or_has_a_reason(command: Command) -> None:
 @pytest.mark.parametrize("command", [one for one in ALL if "horovodrun" in one.words])
 def test_horovodrun_knows_the_flags_of_a_command(command: Command) -> None:
     options = flags.parse(command.words[command.words.index("horovodrun") + 1 :])
-    assert options.command or options.check_build, command
+    assert options.command or options.check_build or options.drill, command
 
 
 def test_a_flag_that_is_not_there_is_found() -> None:

@@ -274,4 +274,12 @@ ROWS: tuple[Mutation, ...] = (
         "        while self._is_amid:\n", "        while False:\n",
         "an iteration begins with what the one before has left",
         "tests/schedulers/test_data_reader.py -k loader_classes"),
+    row("metrics-forget-a-generation", "src/horovod/metrics/exporter.py",
+        "        _left = _left.plus(self._statistics())\n", "",
+        "counters go back when a worker of an elastic job is lost, and every rate with them",
+        "tests/processes/test_metrics.py -k go_on_after_shutdown"),
+    row("metrics-of-a-child", "src/horovod/metrics/exporter.py",
+        "        forks.close_in_forked_child(self._listener)\n", "",
+        "the port stays taken by a DataLoader's worker that outlives its rank",
+        "tests/processes/test_metrics.py -k forked"),
 )

@@ -17,7 +17,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from horovod.core import gpus, native, tracebacks
 from horovod.core.exceptions import DuplicateNameError, InvalidRequestError, NotInitializedError, StartError
@@ -29,6 +29,9 @@ from horovod.world import bootstrap, mpi
 from horovod.world.planned import Planned
 from horovod.world.rendezvous import RankGone
 from horovod.world.world import World
+
+if TYPE_CHECKING:
+    from horovod.metrics.exporter import Exporter
 
 STOP_TIMEOUT_MS = 3000
 SETTLE_SLICE_MS = 1000
@@ -105,14 +108,17 @@ class Context:
         self.release = self.library["hvd_release"]
         self.release.restype = None
         self.running = True
-        if settings.status_interval_s and world.rendezvous is not None and self.size > 1:
-            self.status = StatusThread(world, settings.status_interval_s, self.statistics)
-        if settings.timeline and settings.timeline.upper() != "DYNAMIC":
-            try:
+        self._exporter: Exporter | None = None
+        try:
+            if settings.status_interval_s and world.rendezvous is not None and self.size > 1:
+                self.status = StatusThread(world, settings.status_interval_s, self.statistics)
+            if settings.timeline and settings.timeline.upper() != "DYNAMIC":
                 self._start_own_timeline(settings)
-            except BaseException:
-                self.stop()
-                raise
+            if settings.metrics_port is not None or settings.metrics_file:
+                self._exporter = self._export(settings)
+        except BaseException:
+            self.stop()
+            raise
 
     def _start(self, settings: Settings) -> int:
         world = self.world
@@ -168,6 +174,11 @@ class Context:
             if settings.worker is None or self.world.generation == 1:
                 raise
             print(f"horovod: warning: generation {self.world.generation} has no timeline: {error}", file=sys.stderr)
+
+    def _export(self, settings: Settings) -> Exporter:
+        from horovod.metrics.exporter import Exporter  # loads http.server
+
+        return Exporter(settings, self.world, self.statistics)
 
     def start_timeline(self, path: str, mark_cycles: bool) -> None:
         """Writes what happens from now on into a file, whatever it holds now. Raises ValueError."""
@@ -235,6 +246,8 @@ class Context:
                 _earlier[name] += value
         if self.status is not None:
             self.status.close(in_order=not self.was_told)
+        if self._exporter is not None:
+            self._exporter.close()
         self._warn_of_training_apart()
         was_told = self.was_told
         self.end_seen()  # so that the job learns it even if only a native shim was told, or no caller at all

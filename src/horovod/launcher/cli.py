@@ -61,6 +61,8 @@ def main(
             return _answer(check_build())
         if options.explain is not None:
             return _answer(_explanation(options.explain))
+        if options.drill:
+            return _drill(options, arguments, environment)
         plan = _Plan(options, environment)
         ready = plan.ready()
     except BrokenPipeError:  # of --help: argparse of older Pythons lets it out
@@ -84,6 +86,28 @@ def _look(arguments: Sequence[str]) -> int:
     except UsageError as error:
         return _refused(error, lambda _: None)
     return _answer(text) if text else code
+
+
+def _drill(options: argparse.Namespace, arguments: Sequence[str], environment: dict[str, str]) -> int:
+    """Checks the flags as for a job; each drill is one, with the same flags."""
+    if options.command:
+        raise UsageError(
+            f"--drill runs jobs of its own, got a command: {options.command[0]}\nhint: leave the command out"
+        )
+    if options.only_rank is not None:
+        raise UsageError("--drill needs the lines of all ranks\nhint: leave --only-rank out")
+    options.command = [sys.executable]
+    job = _Plan(options, environment).ready()
+    if not isinstance(job, Job) or job.elastic is not None:
+        raise UsageError(
+            "--drill starts ranks itself, some of them in an elastic job of its own\n"
+            "hint: leave --mpi, --jsrun and the flags of elastic jobs out"
+        )
+    if len(job.ranks) < 2:
+        raise UsageError("--drill with one rank: one cannot lose another\nhint: horovodrun --drill -np 2")
+    from horovod.launcher.drill.run import run  # loads numpy
+
+    return run([one for one in arguments if one != "--drill"], [rank.hostname for rank in job.ranks])
 
 
 def _refused(error: Exception, keep: Keep) -> int:

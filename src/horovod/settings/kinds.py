@@ -24,6 +24,7 @@ __all__ = [
     "number",
     "parse_flag",
     "parsed",
+    "path_by_rank",
     "setting",
     "spelled",
     "switch",
@@ -141,6 +142,17 @@ def word() -> tuple[Parse, str]:
 def text() -> tuple[Parse, str]:
     """Any text, as it stands."""
     return str, "text"
+
+
+def path_by_rank() -> tuple[Parse, str]:
+    """A path with {rank} in it, so that each rank has a file of its own."""
+
+    def parse(text: str) -> str:
+        if text and "{rank}" not in text:
+            raise ValueError(text)
+        return text
+
+    return parse, "a path with {rank} in it"
 
 
 def setting(

@@ -2,7 +2,7 @@
 """Every setting, once: environment variable, flag, YAML key and keyword are spellings of one row.
 
 Imports nothing of ours but kinds.py, which says what a row is and how its value is read, and parts of the table:
-elastic.py, ending.py, gpus.py, platforms.py and training.py.
+elastic.py, ending.py, gpus.py, metrics.py, platforms.py and training.py.
 
 This is the only file that reads the process' environment, or writes it: change_environment does, for
 horovod.common.util.env, which scripts call, and for ranks that Ray starts. Nothing else in this project does. The
@@ -25,6 +25,7 @@ from horovod.settings.elastic import ElasticSettings
 from horovod.settings.ending import EndSettings
 from horovod.settings.gpus import GpuSettings
 from horovod.settings.kinds import Row, SettingError, milliseconds, parse_flag, parsed, setting, spelled
+from horovod.settings.metrics import MetricsSettings
 from horovod.settings.platforms import PlatformSettings
 from horovod.settings.training import TrainingSettings
 
@@ -49,7 +50,7 @@ _OF_LAUNCHERS += " HOROVOD_SIZE"  # of a launcher that Horovod does not know
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(GpuSettings, EndSettings, PlatformSettings, ElasticSettings, TrainingSettings):
+class Settings(GpuSettings, EndSettings, PlatformSettings, ElasticSettings, TrainingSettings, MetricsSettings):
     """The values of one process. Build it with `from_environment`, or by keyword in tests."""
 
     # Tuning

@@ -132,6 +132,11 @@ def _add_general(parser: argparse.ArgumentParser) -> None:
         metavar="CODE",
         help="say more about an error by the code in its last line, and exit; without a code, list all",
     )
+    add(
+        "--drill",
+        action="store_true",
+        help="try the hosts with small jobs, instead of a command: links, clocks, memory, GPUs, lost and late ranks",
+    )
     add("-v", "--version", action="store_true", help="show the version, and exit")
     add("--disable-cache", action="store_const", const=0, dest="cached_names", help=argparse.SUPPRESS)
     for flag, hides in (("--log-with-timestamp", False), ("--log-without-timestamp", True)):
