@@ -93,6 +93,7 @@ class Context:
         where = f"{meeting_point.address}:{meeting_point.port}" if meeting_point else str(os.getpid())
         self._session = f"{where} {world.generation}"
         self._timelines = 0
+        self._report = settings.report
         self.pointer = self._start(settings)
         self.argument = ctypes.c_void_p(self.pointer)
         self.requests = RequestCache(self.library, self.pointer)
@@ -227,6 +228,10 @@ class Context:
         if os.getpid() != self.process_id:
             return  # a forked child: the engine's thread lives in the parent only
         self._warn_of_training_apart()
+        if self._report:
+            from horovod.world import report  # only for this
+
+            report.end(self._report, self.rank, self.world.generation, self.statistics())
         was_told = self.was_told
         self.end_seen()  # so that the job learns it even if only a native shim was told, or no caller at all
         status = native.Status()
