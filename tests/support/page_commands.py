@@ -76,7 +76,9 @@ WHERE: list[tuple[str, str, str]] = [
     ("docs/launcher.md", "srun ", "tests/cluster/test_slurm.py"),
     ("docs/spark.md", "python ", "tests/schedulers/test_spark_local.py"),
     ("docs/spark-estimators.md", "python ", "tests/schedulers/test_spark_estimators.py"),
+    ("docs/profile.md", "horovodrun -np 2 --report", "tests/processes/test_report.py"),
     ("docs/profile.md", "horovodrun ", "tests/processes/test_timeline.py"),
+    ("docs/profile.md", "python -m horovod.trace", "tests/unit/test_trace.py"),
 ]
 
 
