@@ -78,7 +78,7 @@ def test_a_failure_is_in_the_report_of_all_hosts_that_have_a_part_and_others_are
 
 def test_elastic_and_interrupted_jobs_have_reports_too(tmp_path: Path) -> None:
     code = TRAIN.replace("horovod.core as hvd", "horovod.torch as hvd, torch").replace("np.ones", "torch.ones")
-    code += "ready()\nwhile True: signal.pause()"
+    code += "hvd.stop_timeline()\nready()\nwhile True: signal.pause()"
     with Job(tmp_path, "-np", "2", "--min-np", "2", "--report", "report", python(code)) as job:
         job.wait_for_line("ready", count=2)
         job.process.send_signal(signal.SIGINT)
