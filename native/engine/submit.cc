@@ -170,6 +170,7 @@ Submitter::Submitter(const EngineParts& parts, Calls& calls, const LaunchedCalls
       publisher_(parts.publisher),
       calls_(calls),
       launched_(launched),
+      trace_(parts.trace),
       arrivals_(parts.arrivals) {}
 
 Status Submitter::prepare(const hvd_request& request, std::shared_ptr<const Prepared>* out) {

@@ -69,6 +69,7 @@ class Submitter {
   Publisher& publisher_;
   Calls& calls_;
   const LaunchedCalls& launched_;
+  Trace& trace_;
   Arrivals& arrivals_;
   HandleTable handles_;
 };

@@ -42,4 +42,10 @@ void Trace::record(Submission* submission, Submission::Stage next) {
   submission->traced = next;
 }
 
+std::string Trace::row_of_thread() {
+  const std::lock_guard lock(mutex_);
+  const auto found = threads_.try_emplace(std::this_thread::get_id(), threads_.size() + 1).first;
+  return "script, thread " + std::to_string(found->second);
+}
+
 }  // namespace hvd

@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The timeline's events of a submission: NEGOTIATE_<OP> until it is ready, then <OP>, which contains QUEUE and the
 // communicator's event. One thread at a time records a submission's events, in order: the submitter, then the driver.
+// And WAIT, while a thread of the script is blocked until a submission is done: a row for each such thread.
 #pragma once
 
+#include <cstddef>
+#include <map>
+#include <mutex>
 #include <string>
+#include <thread>
 
 #include "execution/submission.h"
 #include "timeline/timeline.h"
@@ -22,15 +27,25 @@ class Trace {
   void enter(Submission* submission, Submission::Stage next) {
     if (timeline_.is_on()) record(submission, next);
   }
+  // True: leave_wait() is due.
+  bool enter_wait(const Submission& submission) {
+    if (!timeline_.is_on() || submission.prepared == nullptr) return false;
+    timeline_.record(Timeline::Phase::kBegin, "WAIT", "", row_of_thread(), *submission.name);
+    return true;
+  }
+  void leave_wait() { timeline_.record(Timeline::Phase::kEnd, "WAIT", "", row_of_thread()); }
   void mark_cycle() {
     if (timeline_.marks_cycles()) timeline_.record(Timeline::Phase::kMark, "CYCLE_START", "", "");
   }
 
  private:
   void record(Submission* submission, Submission::Stage next);
+  std::string row_of_thread();
 
   Timeline timeline_;
   const char* label_ = "";
+  std::mutex mutex_;
+  std::map<std::thread::id, size_t> threads_;  // that have waited; under the mutex
 };
 
 }  // namespace hvd

@@ -31,7 +31,9 @@ Status Submitter::wait_for(const std::atomic<bool>& done, uint64_t deadline_ns) 
 Status Submitter::wait_in(const Submission& submission, const std::atomic<bool>& done, int32_t timeout_ms) {
   if (done.load()) return {};
   const uint64_t since_ns = now_ns();
+  const bool is_traced = trace_.enter_wait(submission);
   Status outcome = wait_for(done, deadline_in(timeout_ms));
+  if (is_traced) trace_.leave_wait();
   const bool is_pending = outcome.code() == HVD_PENDING;
   if (!outcome.ok() && !is_pending) return outcome;
   const uint64_t end_ns = now_ns();

@@ -17,7 +17,7 @@ def test_what_differs_and_on_which_ranks_is_named(worlds: WorldPool) -> None:
 
         import horovod.core as hvd
         from horovod.core.process_sets import global_process_set
-        from horovod.gradients.replica_check import ReplicaCheck, checksum
+        from horovod.gradients.replica_check import ReplicaCheck, of_value
 
         hvd.init()
         rank = hvd.rank()
@@ -27,13 +27,13 @@ def test_what_differs_and_on_which_ranks_is_named(worlds: WorldPool) -> None:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 if check.is_due():
-                    check.compare((key, checksum(value)) for key, value in values)
+                    check.compare(of_value(key, value) for key, value in values)
             return str(caught[0].message).splitlines()[0] if caught else ""
 
         texts = [
             said("equal", [("lr", 0.1), ("w", 1)]),
             said("one", [("lr", 0.1 if rank != 1 else 0.2), ("w", 1), ("b", rank)]),
-            said("more", [("lr", 0.1)] * (1 + (rank == 2))),
+            said("more", [("lr", 0.1), *([("b", 1)] if rank == 2 else [])]),
         ]
         odd = hvd.add_process_set([1, 2])
         texts.append(said("in a set", [("w", rank == 0)], odd) if rank else "")
@@ -53,9 +53,8 @@ def test_what_differs_and_on_which_ranks_is_named(worlds: WorldPool) -> None:
     none = ["", "", "", ""]
     common = [
         "",
-        "before step 1 of one, the ranks differ in `lr`, and 1 other after it; rank 0 is unlike rank 1",
-        "before step 1 of more, the ranks differ in the numbers of parameters and options: 1, 1, 2; "
-        "rank 0 is unlike rank 2",
+        "before step 1 of one, the ranks differ in `lr`, and 1 other after it; rank 1 is unlike the other 2 ranks",
+        "before step 1 of more, the ranks have different parts: rank 0 lacks `b`, which rank 2 has",
         "",
     ]
     joined = ["", "before step 1 of joined, too, the ranks differ in `w`; rank 1 is unlike rank 2"]

@@ -212,3 +212,42 @@ def test_the_last_gradient_of_a_step_does_not_wait_for_more(worlds: WorldPool) -
         return sorted({float(parameter.grad().asnumpy()[0]) for parameter in parameters})
 
     assert worlds(2, {"HOROVOD_CYCLE_TIME": "200000"}).run(run) == [[0.5]] * 2
+
+
+def test_replicas_are_compared_with_the_trainers_state(worlds: WorldPool) -> None:
+    def run() -> list[str]:
+        import horovod.mxnet as hvd
+        from horovod.core.exceptions import MismatchError
+
+        hvd.init()
+        rank = hvd.rank()
+        mx.random.seed(0)
+        net = dense(in_units=3)
+        net.initialize()
+        trainer = hvd.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9})
+
+        def said(*arguments: Any) -> str:
+            try:
+                hvd.check_replicas(*arguments)
+            except MismatchError as error:
+                return str(error).splitlines()[0].removeprefix("check_replicas: the ranks differ in ")
+            return ""
+
+        with mx.autograd.record():
+            loss = net(mx.nd.ones((1, 3))).sum()
+        loss.backward()
+        trainer.step(1)
+        texts = [said(net, trainer), said(net.collect_params()), said({"a": mx.nd.ones((2,))})]
+        momentum = trainer._updaters[0].states[0]
+        momentum[:] = momentum + rank
+        texts += [said(net), said(net, trainer)]
+        net.bias.set_data(mx.nd.array([0, rank]))
+        texts += [said(net), said({"x": mx.nd.array([rank], dtype="int64")})]
+        with pytest.raises(ValueError, match="check_replicas: expected a block or a dict of parameters"):
+            hvd.check_replicas(3)
+        return texts
+
+    unlike = "rank 0 is unlike rank 1"
+    state = f"`0 of state`; {unlike}"
+    expected = ["", "", "", "", state, f"`parameter 1: net_bias`; {unlike}", f"`parameter 0`; {unlike}"]
+    assert worlds(2).run(run) == [expected, expected]

@@ -236,7 +236,7 @@ def test_parameters_that_differ_are_named_before_the_first_step(worlds: WorldPoo
         return [str(one.message) for one in caught]
 
     (text,), others = worlds(2).run(run)
-    assert "before step 1 of the trainer, the ranks differ in `0: weight`; rank 0 is unlike rank 1" in text
+    assert "before step 1 of the trainer, the ranks differ in `parameter 0: weight`; rank 0 is unlike rank 1" in text
     assert others == []
 
 

@@ -38,7 +38,7 @@ def test_keras_variables_that_differ_are_named_before_the_second_eager_step(worl
 
     (text,), none = world.run(run)
     assert none == []
-    assert text == "1: before step 2 of differing, the ranks differ in `0: weight`; rank 0 is unlike rank 1"
+    assert text == "1: before step 2 of differing, the ranks differ in `variable 0: weight`; rank 0 is unlike rank 1"
 
 
 def test_variables_of_strings_are_broadcast_or_named(world: World) -> None:

@@ -364,3 +364,25 @@ def test_what_is_built_is_told_without_initializing_cuda(worlds: WorldPool) -> N
             return hvd.cuda_built(), hvd.nccl_built()
 
         assert world.run(none) == [(False, 0)]
+
+
+# Replicas
+
+
+def test_replicas_on_gpus_are_compared_bit_by_bit(worlds: WorldPool) -> None:
+    def run() -> list[str]:
+        from horovod.core.exceptions import MismatchError
+
+        hvd = started()
+        texts = []
+        for odd in (0.0, 1.0):
+            named = {"w": standin.to_gpu(torch.ones(3, 4) + odd * hvd.rank()), "half": torch.ones(2).half()}
+            try:
+                hvd.check_replicas(named)
+                texts.append("")
+            except MismatchError as error:
+                texts.append(str(error).splitlines()[0])
+        return [*texts, standin.races()]
+
+    text = "check_replicas: the ranks differ in `w`; rank 0 is unlike rank 1"
+    assert world_of(worlds).run(run) == [["", text, ""]] * 2

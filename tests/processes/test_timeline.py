@@ -135,3 +135,55 @@ def test_a_timeline_that_cannot_be_written_is_an_error_that_names_it(worlds: Wor
 
     for rank, text in enumerate(worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(start, str(tmp_path / "no" / "t.json"))):
         assert f"rank {rank}: cannot open the timeline {tmp_path}/no/t.json: No such file" in text, text
+
+
+def waiting(path: str) -> dict[str, Any]:
+    import threading
+    import time
+
+    import numpy as np
+
+    import horovod.core as hvd
+
+    hvd.init()
+    before = hvd.statistics()["arrivals"]
+    hvd.start_timeline(path)
+    for _ in range(5):
+        if hvd.rank() == 1:
+            time.sleep(0.02)
+        handle = hvd.allreduce_async(np.ones(3), name="late")
+        hvd.synchronize(handle)
+        hvd.barrier()
+    time.sleep(0.05 * hvd.rank())
+    other = threading.Thread(target=lambda: hvd.allreduce(np.ones(3), name="n" * 90))
+    other.start()
+    other.join()
+    hvd.barrier()
+    hvd.stop_timeline()
+    after = hvd.statistics()["arrivals"]
+    hvd.shutdown()
+    return {key: after[key] - before[key] for key in ("blocked_for_ranks_s", "blocked_for_data_s")}
+
+
+def test_waits_of_the_script_are_events_and_hold_what_statistics_count(worlds: WorldPool, tmp_path: Path) -> None:
+    from horovod.trace.reader import Reader
+    from horovod.trace.summary import summarize
+
+    path = tmp_path / "t.json"
+    counted = worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(waiting, str(path))
+    events = load(path)
+    waits = [e for e in events if e["name"] == "WAIT" and e["ph"] == "B" and e["pid"] == 0]
+    assert [e["args"]["tensor"] for e in waits].count("allreduce.late") == 5
+    assert all(e["args"].keys() == {"tensor"} for e in waits)
+    rows = {e["args"]["name"]: e["tid"] for e in events if e["pid"] == 0 and e["name"] == "thread_name"}
+    by_thread = {name: [e["args"]["tensor"] for e in waits if e["tid"] == tid] for name, tid in rows.items()}
+    assert by_thread["script, thread 2"] == ["allreduce." + "n" * 54], "a name is cut"
+    summary = summarize(Reader(str(path)))
+    for rank, of in zip(summary["ranks"], counted, strict=True):
+        # The statistics leave out a wait for a call of which they do not know when it was ready.
+        assert rank["exposed_s"] > sum(of.values()) - 0.02
+        assert rank["exposed_for_ranks_s"] + rank["exposed_for_data_s"] == pytest.approx(rank["exposed_s"], abs=0.001)
+    assert summary["ranks"][0]["exposed_for_ranks_s"] > 0.09
+    assert summary["ranks"][1]["last_times"] >= 5 and summary["ranks"][1]["others_waited_s"] > 0.09
+    (late,) = [tensor for tensor in summary["tensors"] if tensor["name"] == "allreduce.late"]
+    assert late["exposed_s"] > 0.09

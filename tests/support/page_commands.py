@@ -79,7 +79,9 @@ WHERE: list[tuple[str, str, str]] = [
     ("docs/watch.md", "horovodrun ", "tests/processes/test_watch.py"),
     ("docs/drill.md", "horovodrun ", "tests/cluster/test_drill.py"),
     ("docs/monitoring.md", "horovodrun ", "tests/processes/test_metrics.py"),
+    ("docs/profile.md", "horovodrun -np 2 --report", "tests/processes/test_report.py"),
     ("docs/profile.md", "horovodrun ", "tests/processes/test_timeline.py"),
+    ("docs/profile.md", "python -m horovod.trace", "tests/unit/test_trace.py"),
 ]
 
 

@@ -35,6 +35,7 @@ ALLOWED = {
     "_keras": {"keras"},
     "common": {"core", "settings", "elastic"},
     "runner": {"settings", "elastic", "launcher"},
+    "trace": {"horovod"},
     "bench": {"horovod", "core", "world", "settings", "launcher", "torch"},
     "caffe": {"core", "world", "settings", "launcher", "torch"},
     "ray": {"core", "world", "settings", "launcher", "elastic", "torch", "runner"},  # torch: collectives between actors

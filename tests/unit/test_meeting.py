@@ -26,6 +26,7 @@ SETTINGS = {
     "on_gpus": "allreduce=best levels=none",
     "pretend_hosts": "",
     "replica_check_steps": 1,
+    "replica_check_whole": False,
     "dynamic_process_sets": False,
     "process_sets": [],
 }

@@ -22,6 +22,7 @@ import numpy as np
 from horovod import __version__
 from horovod import core as hvd
 from horovod.core.wording import counted
+from horovod.world.machine import machine
 
 __all__ = ["Session", "hop_changed", "write_record"]
 
@@ -97,24 +98,11 @@ def write_record(path: str, program: Sequence[str], measured: dict[str, Any]) ->
         "command": [*program, *sys.argv[1:]],
         "version": __version__,
         "commit": _commit(),
-        "machine": {
-            "processor": _processor(),
-            "cores": len(os.sched_getaffinity(0)),
-            "system": f"{platform.system()} {platform.release()}",
-            "load_average": os.getloadavg(),
-        },
+        "machine": machine(),
         "python": platform.python_version(),
         **measured,
     }
     Path(path).write_text(json.dumps(record, indent=1) + "\n")
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def _same(one: Path, other: Path) -> bool:

@@ -132,8 +132,6 @@ def _enter(settings: Settings, comm: Any, process_sets: Any, assignment: Assignm
         if isinstance(process_sets, (list, tuple)):
             there = range(assignment.size)
             process_sets = [one for one in process_sets if set(getattr(one, "ranks", None) or []) <= set(there)]
-        if assignment.generation > 1 and settings.timeline:
-            settings = dataclasses.replace(settings, timeline=_of_generation(settings.timeline, assignment.generation))
         _start(settings, comm, process_sets, assignment)
 
 
@@ -156,6 +154,12 @@ def _start(settings: Settings, comm: Any, process_sets: Any, assignment: Assignm
         raised.watch(settings.raised_grace_s)
     if process_sets == "dynamic":
         settings = dataclasses.replace(settings, dynamic_process_sets=True)
+    if settings.report:
+        from horovod.world import report  # only for this
+
+        settings = report.begin(settings)
+    if assignment is not None and assignment.generation > 1 and settings.timeline:
+        settings = dataclasses.replace(settings, timeline=_of_generation(settings.timeline, assignment.generation))
     if comm is not None:
         size = settings.size or launchers.world_size(settings.launch_environment)
         comm = mpi.communicator_of(comm, size, time.monotonic() + settings.start_timeout_s)

@@ -98,6 +98,7 @@ class Context:
         self._session = f"{where} {world.generation}"
         self._timelines = 0
         self.status: StatusThread | None = None
+        self._report = settings.report
         self.pointer = self._start(settings)
         self.argument = ctypes.c_void_p(self.pointer)
         self.requests = RequestCache(self.library, self.pointer)
@@ -249,6 +250,10 @@ class Context:
         if self._exporter is not None:
             self._exporter.close()
         self._warn_of_training_apart()
+        if self._report:
+            from horovod.world import report  # only for this
+
+            report.end(self._report, self.rank, self.world.generation, self.statistics())
         was_told = self.was_told
         self.end_seen()  # so that the job learns it even if only a native shim was told, or no caller at all
         status = native.Status()

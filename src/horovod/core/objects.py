@@ -17,7 +17,7 @@ from horovod.core.native import SYNC
 from horovod.core.process_sets import ProcessSet, global_process_set
 from horovod.core.wording import quoted
 
-__all__ = ["allgather_object", "broadcast_object", "check_same_keys"]
+__all__ = ["allgather_object", "broadcast_object", "check_same_keys", "difference_of_keys"]
 
 
 def broadcast_object(
@@ -55,13 +55,19 @@ def check_same_keys(operation: str, mine: list[str], process_set: ProcessSet) ->
     ranks = process_set.ranks or []
     first, firsts = ranks[0], set(by_rank[0])
     for rank, theirs in zip(ranks, map(set, by_rank), strict=True):
-        lacks = ((rank, first, firsts - theirs), (first, rank, theirs - firsts))
-        texts = [f"rank {one} lacks {_some(names)}, which rank {other} has" for one, other, names in lacks if names]
-        if texts:
+        if text := difference_of_keys(first, firsts, rank, theirs):
             raise MismatchError(
-                f"{operation}: {', and '.join(texts)}: all ranks must give the same keys (this is rank "
+                f"{operation}: {text}: all ranks must give the same keys (this is rank "
                 f"{context.rank()})\nhint: build the same model on all ranks"
             )
+
+
+def difference_of_keys(first: int, firsts: set[str], rank: int, theirs: set[str]) -> str:
+    """Which of two ranks lacks which keys; "" if they have the same."""
+    lacks = ((rank, first, firsts - theirs), (first, rank, theirs - firsts))
+    return ", and ".join(
+        f"rank {one} lacks {_some(names)}, which rank {other} has" for one, other, names in lacks if names
+    )
 
 
 def _some(names: set[str]) -> str:

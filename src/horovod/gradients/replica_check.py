@@ -1,51 +1,217 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares the ranks' parameters and options before a step (step 1 of a gradient's way).
+"""Compares the ranks' parameters, optimizer state and options (before a step: step 1 of a gradient's way).
 
-A forgotten broadcast_parameters, or a learning rate that one rank alone changes, trains wrong in silence. Checksums
-travel, by allreduces: a rank that has joined gives zeros, and does not count. If the first message, of one number for
-each rank, shows no difference, there is no other.
+A forgotten broadcast_parameters, a learning rate that one rank alone changes, or a broken memory trains wrong in
+silence. Checksums travel, by allreduces: a rank that has joined gives zeros, and does not count. If the first message,
+of two numbers for each rank, shows no difference, there is no other.
 """
 
 from __future__ import annotations
 
+import collections
+import json
 import zlib
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from horovod.core import context as contexts
 from horovod.core.arrays import collectives
-from horovod.core.exceptions import MismatchError
+from horovod.core.exceptions import InvalidRequestError, MismatchError
 from horovod.core.native import SYNC, Sum
+from horovod.core.objects import difference_of_keys
 from horovod.core.process_sets import ProcessSet
 from horovod.core.tracebacks import warn
-from horovod.core.wording import counted, quoted
+from horovod.core.wording import counted, quoted, shown
 from horovod.settings import Settings
 
-__all__ = ["ReplicaCheck", "checksum", "sample"]
+__all__ = [
+    "Part",
+    "ReplicaCheck",
+    "check_replicas",
+    "checksum",
+    "chosen",
+    "nested",
+    "numbered",
+    "of_array",
+    "of_value",
+    "variables_of",
+]
 
-_SAMPLE = 16384  # of a large parameter so many elements are looked at
+_SAMPLE = 16384  # of a large parameter so many elements are looked at, unless all are
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_SHOWN_RANKS = 8
+_CALL = "check_replicas"
 
 
-def checksum(value: Any, sampled: Callable[[Any, int], np.ndarray[Any, Any]] | None = None) -> int:
-    """Of an array or of any object with a repr. `sampled(value, count)`: about so many elements, as an array."""
-    if sampled is not None:
-        return zlib.crc32(np.ascontiguousarray(sampled(value, _SAMPLE)).tobytes())
-    return zlib.crc32(repr(value).encode())
+class Part(NamedTuple):
+    """Something that must be equal on all ranks, such as a tensor.
+
+    `kind`: for example dtype and shape. `label`: what texts call it, if its name says little; it may differ.
+    """
+
+    name: str
+    kind: str
+    checksum: int
+    label: str = ""
 
 
-def sample(array: Any, count: int) -> np.ndarray[Any, Any]:
-    """Of an array of NumPy's, or what it makes one of."""
-    flat = np.asarray(array).reshape(-1)
-    return flat[:: max(1, flat.size // count)]
+def of_value(name: str, value: Any) -> Part:
+    """An object, equal to others with the same repr."""
+    return Part(name, "", zlib.crc32(repr(value).encode(errors="surrogatepass")))
+
+
+def of_array(name: str, array: np.ndarray[Any, Any], *, whole: bool = True, label: str = "") -> Part:
+    """An array of any dtype, by its bytes: a NaN is equal to a NaN with the same bits, and 0.0 differs from -0.0."""
+    kind = f"{array.dtype} {list(array.shape)}"
+    if array.dtype.hasobject:  # strings
+        return Part(name, kind, zlib.crc32(repr(array.tolist()).encode(errors="surrogatepass")), label)
+    flat = np.ascontiguousarray(chosen(array.reshape(-1), whole=whole))
+    return Part(name, kind, checksum(flat.view(np.uint8)), label)
+
+
+def chosen(flat: Any, *, whole: bool) -> Any:
+    """The elements that are compared, of an array or tensor of one dimension."""
+    return flat if whole else flat[:: max(1, len(flat) // _SAMPLE)]
+
+
+def checksum(data: np.ndarray[Any, Any]) -> int:
+    """Of bytes."""
+    return zlib.crc32(data.data)
+
+
+def numbered(
+    variables: Iterable[Any], array_of: Callable[[Any], Any], *, what: str = "variable", whole: bool = True
+) -> Iterator[Part]:
+    """Variables that the ranks know by their places: their names may have counters that differ."""
+    for number, variable in enumerate(variables):
+        name = f"{what} {number}"
+        label = getattr(variable, "path", None) or getattr(variable, "name", "")
+        yield of_array(name, np.asarray(array_of(variable)), whole=whole, label=f"{name}: {label}" if label else "")
+
+
+def variables_of(model: Any) -> Sequence[Any]:
+    """The trainable variables of a model of TensorFlow or Keras, or the list that was given. Raises ValueError."""
+    variables = getattr(model, "trainable_variables", model)
+    if not isinstance(variables, (list, tuple)):
+        raise InvalidRequestError(
+            f"{_CALL}: expected a model or a list of variables, got {shown(model)}\nhint: give the model"
+        )
+    return variables
+
+
+def nested(name: str, value: Any, of_tensor: Callable[[str, Any], Part | None]) -> Iterator[Part]:
+    """Tensors, numbers and strings in dicts and sequences; other objects are left out."""
+    part = of_tensor(name, value)
+    if part is not None:
+        yield part
+    elif isinstance(value, _PLAIN):
+        yield of_value(name, value)
+    elif isinstance(value, (np.ndarray, np.generic)):
+        yield of_array(name, np.asarray(value))
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from nested(f"{key} of {name}", item, of_tensor)
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            yield from nested(f"{index} of {name}", item, of_tensor)
+
+
+def check_replicas(describe: Callable[[], Iterable[Part]], process_set: ProcessSet) -> None:
+    """Does the check for the frameworks' functions of this name. Raises MismatchError on all ranks that take part."""
+    if not process_set.has_peers():
+        return
+    contexts.current().settle()
+    try:
+        parts = list(describe())
+    except contexts.LOCAL_ERRORS as error:
+        collectives.refuse("allreduce", f"{_CALL}.total", error, process_set)  # what the others wait in
+    text, _ = _difference(parts, _CALL, process_set)
+    if text:
+        raise MismatchError(
+            f"{_CALL}: {text}\nhint: broadcast parameters and optimizer state, or go back to a checkpoint; if no line "
+            "of the script changes them on some ranks alone, suspect the memory or the GPU of the ranks that differ"
+        )
+
+
+def _difference(parts: Sequence[Part], name: str, process_set: ProcessSet) -> tuple[str, int]:
+    """How the ranks differ, or "" if they do not; and the first rank that takes part. `name`: of the messages."""
+    order = sorted(range(len(parts)), key=lambda place: parts[place].name)
+    structure = [[parts[place].name, parts[place].kind] for place in order]
+    sums = [parts[place].checksum for place in order]
+    own = [zlib.crc32(json.dumps(value).encode()) + 1 for value in (structure, sums)]  # 0 is a rank that has joined
+    totals = _of_all(own, f"{name}.total", process_set)
+    present = [int(place) for place in np.flatnonzero(totals[:, 0])]
+    ranks = [(process_set.ranks or [])[place] for place in present]
+    if len({tuple(row) for row in totals[present]}) < 2:
+        return "", ranks[0]
+    kinds = [int(total) for total in totals[present, 0]]
+    if len(set(kinds)) > 1:
+        structures = _texts_of_all(json.dumps(structure), f"{name}.structure", process_set)
+        usual = _most_common(kinds)
+        odd = next(place for place, kind in enumerate(kinds) if kind != kinds[usual])
+        found = [dict(json.loads(structures[present[place]])) for place in (usual, odd)]
+        return f"the ranks have different parts: {_of_structures(ranks[usual], ranks[odd], *found)}", ranks[0]
+    each = _of_all(sums, f"{name}.each", process_set)[present]
+    differs = np.flatnonzero((each != each[0]).any(axis=0))
+    first = min(differs, key=lambda column: order[column])
+    others = f", and {counted(len(differs) - 1, 'other')} after it" if len(differs) > 1 else ""
+    part = parts[order[first]]
+    unlike = _unlike(ranks, [int(value) for value in each[:, first]])
+    return f"the ranks differ in {quoted(part.label or part.name)}{others}; {unlike}", ranks[0]
+
+
+def _of_structures(usual: int, odd: int, expected: dict[str, str], got: dict[str, str]) -> str:
+    lacking = difference_of_keys(usual, set(expected), odd, set(got))
+    kinds = (
+        f"{quoted(name)} is {kind} on rank {usual} and {got[name]} on rank {odd}"
+        for name, kind in expected.items()
+        if got.get(name) != kind
+    )
+    return lacking or next(kinds, f"rank {usual} and rank {odd} have a name several times")
+
+
+def _unlike(ranks: list[int], values: list[int]) -> str:
+    usual = _most_common(values)
+    alike = values.count(values[usual])
+    odd = [rank for rank, value in zip(ranks, values, strict=True) if value != values[usual]]
+    listed = ", ".join(map(str, odd[:_SHOWN_RANKS])) + (", ..." if len(odd) > _SHOWN_RANKS else "")
+    listed = f"rank{'s' if len(odd) > 1 else ''} {listed}"
+    if 2 * alike > len(ranks):
+        return f"{listed} {'are' if len(odd) > 1 else 'is'} unlike the other {counted(alike, 'rank')}"
+    return f"rank {ranks[usual]} is unlike {listed}"
+
+
+def _most_common(values: Sequence[int]) -> int:
+    """The place of the value that most ranks have; the first of several."""
+    counts = collections.Counter(values)
+    return max(range(len(values)), key=lambda place: (counts[values[place]], -place))
+
+
+def _texts_of_all(text: str, name: str, process_set: ProcessSet) -> list[str]:
+    data = np.frombuffer(text.encode(), np.uint8)
+    lengths = _of_all([len(data)], f"{name}.length", process_set)[:, 0]
+    padded = np.zeros(int(lengths.max()), np.uint8)
+    padded[: len(data)] = data
+    rows = _of_all(padded, name, process_set)
+    return [rows[place, :length].tobytes().decode() for place, length in enumerate(lengths)]
+
+
+def _of_all(values: Any, name: str, process_set: ProcessSet) -> np.ndarray[Any, Any]:
+    """The values of all ranks, in rows; zeros of one that has joined."""
+    table = np.zeros((process_set.size() or 1, len(values)), getattr(values, "dtype", np.int64))
+    table[process_set.rank() or 0] = values
+    collectives.allreduce(table, name, (Sum, None, 1.0, 1.0, process_set), True, SYNC).wait()
+    return table
 
 
 class ReplicaCheck:
     """The checks of one optimizer. `name`: different for optimizers whose steps may be at one time, equal on all ranks.
 
     `first`: the step, counted from 0, before which ranks have to be equal. After a new init, such as one of an elastic
-    job, that step is checked again. So is the next step after a join, which leaves ranks with old weights.
+    job, that step is checked again. So is the next step after a join, which leaves ranks with old weights. `is_whole`:
+    whether all elements are to be compared, and the optimizer's state; valid once `is_due` has said so.
     """
 
     def __init__(self, name: str, process_set: ProcessSet, first: int = 0) -> None:
@@ -57,6 +223,7 @@ class ReplicaCheck:
         self._steps = 0
         self._every = 0
         self._is_error = False
+        self.is_whole = False
 
     def is_due(self) -> bool:
         """Counts a step. Whether compare() is to be called before it; the same on all ranks."""
@@ -67,6 +234,7 @@ class ReplicaCheck:
             settings = Settings.from_environment()
             self._generation, self._steps, self._joins = generation, 0, generation.joins
             self._every, self._is_error = settings.replica_check_steps, settings.replica_check == "error"
+            self.is_whole = settings.replica_check_whole
         joined = generation.joins != self._joins
         if joined:  # before it, ranks may have done different numbers of steps
             self._joins, self._steps = generation.joins, 0
@@ -74,42 +242,17 @@ class ReplicaCheck:
         in_turn = self._every > 1 and step > 0 and step % self._every == 0
         return self._every > 0 and (step == self._first or joined or in_turn)
 
-    def compare(self, described: Iterable[tuple[str, int]]) -> None:
-        """Compares names and checksums in order. Raises MismatchError, or warns on one rank, if they differ."""
-        pairs = list(described)
-        names = [name for name, _ in pairs]
-        own = zlib.crc32(repr(pairs).encode()) + 1  # 0 is a rank that has joined
-        totals = self._of_all([own], "total")[:, 0]
-        present = np.flatnonzero(totals)
-        if len(set(totals[present])) < 2:
+    def compare(self, parts: Iterable[Part]) -> None:
+        """Raises MismatchError, or warns on one rank, if the ranks' parts differ."""
+        text, speaker = _difference(list(parts), f"replica_check.{self._name}", self._process_set)
+        if not text:
             return
-        counts = self._of_all([len(pairs)], "count")[present, 0]
-        ranks = self._process_set.ranks or []
-        if len(set(counts)) > 1:
-            what = f"the numbers of parameters and options: {', '.join(map(str, counts))}"
-            differing = [ranks[place] for place, count in zip(present, counts, strict=True) if count != counts[0]]
-        else:
-            sums = self._of_all([value for _, value in pairs], "each")[present]
-            differs = (sums != sums[0]).any(axis=0)
-            first = int(np.flatnonzero(differs)[0]) if differs.any() else 0
-            others = f", and {counted(int(differs.sum()) - 1, 'other')} after it" if differs.sum() > 1 else ""
-            what = f"{quoted(names[first])}{others}"
-            differing = [ranks[place] for place in present[sums[:, first] != sums[0, first]]]
         text = (
-            f"before step {self._steps} of {self._name}, the ranks differ in {what}; rank {ranks[present[0]]} is "
-            f"unlike {', '.join(f'rank {rank}' for rank in differing[:8])}{', ...' if len(differing) > 8 else ''}\n"
+            f"before step {self._steps} of {self._name}, {text}\n"
             "hint: broadcast parameters and optimizer state before training and after a join, and change options such "
             "as the learning rate on all ranks; HOROVOD_REPLICA_CHECK_STEPS=0 turns this check off"
         )
         if self._is_error:
             raise MismatchError(text)
-        if (self._process_set.rank() or 0) == present[0]:
+        if contexts.rank() == speaker:
             warn(text)
-
-    def _of_all(self, values: Sequence[int], what: str) -> np.ndarray[Any, Any]:
-        """The values of all ranks, in rows; zeros of one that has joined."""
-        table = np.zeros((self._process_set.size() or 1, len(values)), np.int64)
-        table[self._process_set.rank() or 0] = values
-        how = (Sum, None, 1.0, 1.0, self._process_set)
-        collectives.allreduce(table, f"replica_check.{self._name}.{what}", how, True, SYNC).wait()
-        return table

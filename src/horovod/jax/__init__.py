@@ -31,6 +31,7 @@ from horovod.jax.compression import Compression
 from horovod.jax.joining import join, remove_process_set, uneven_data
 from horovod.jax.ops import *  # noqa: F403
 from horovod.jax.optimizer import DistributedGradientTransformation, allreduce_gradients, grad, value_and_grad
+from horovod.jax.replicas import check_replicas
 from horovod.jax.state import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "check_replicas",
     "global_process_set",
     "grad",
     "join",

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,9 +16,10 @@ from horovod.core.native import Average
 from horovod.core.process_sets import ProcessSet, global_process_set
 from horovod.core.wording import shown
 from horovod.gradients.options import ReductionOptions
-from horovod.gradients.replica_check import ReplicaCheck, checksum, sample
+from horovod.gradients.replica_check import ReplicaCheck
 from horovod.jax.compression import Compression
 from horovod.jax.gradient_list import JaxGradients
+from horovod.jax.replicas import key_of, of_tree
 from horovod.jax.shim import is_eager
 from horovod.jax.tensors import with_arrays
 
@@ -31,18 +31,13 @@ def _reduced(gradients: Any, options: ReductionOptions, name: str) -> Any:
     pairs, structure = tree_util.tree_flatten_with_path(gradients)
     leaves = with_arrays([leaf for _, leaf in pairs])
     places = [place for place, leaf in enumerate(leaves) if not _is_empty(leaf)]
-    keys = [_key(pairs[place][0]) for place in places]
+    keys = [key_of(pairs[place][0]) for place in places]
     reduced = JaxGradients(options, name, keys=keys, is_applied=name == "optimizer")(
         [leaves[place] for place in places]
     )
     for place, result in zip(places, reduced, strict=True):
         leaves[place] = result
     return structure.unflatten(leaves)
-
-
-def _key(path: Any) -> str:
-    """A leaf's place in the pytree as people write it, the same on all ranks, on one line."""
-    return re.sub(r" at 0x[0-9a-f]+|\s+", " ", tree_util.keystr(path)) or "the only one"
 
 
 def _options(arguments: dict[str, Any]) -> ReductionOptions:
@@ -102,7 +97,8 @@ def DistributedGradientTransformation(  # noqa: N802
         if not options.is_adasum:
             reduced = _reduced(gradients, options, "optimizer")
             if params is not None and is_eager() and check.is_due():
-                check.compare(_described(params))
+                parts = [*of_tree(params, whole=check.is_whole)]
+                check.compare([*parts, *(of_tree(state, "state") if check.is_whole else ())])
             return inner.update(reduced, state, params, **extra)  # type: ignore[no-any-return]
         updates, state = inner.update(gradients, state, params, **extra)
         return _reduced(updates, options, "optimizer"), state
@@ -111,11 +107,6 @@ def DistributedGradientTransformation(  # noqa: N802
     if backward_passes_per_step == 1:
         return distributed
     return _accumulating(distributed, backward_passes_per_step, average_aggregated_gradients)
-
-
-def _described(params: Any) -> list[tuple[str, int]]:
-    pairs, _ = tree_util.tree_flatten_with_path(params)
-    return [(_key(path), checksum(leaf, sample)) for path, leaf in pairs if isinstance(leaf, jax.Array)]
 
 
 class AccumulationState(NamedTuple):

@@ -21,6 +21,7 @@ from horovod.keras import elastic as elastic
 from horovod.keras.compression import Compression
 from horovod.keras.ops import *  # noqa: F403
 from horovod.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
+from horovod.keras.replicas import check_replicas
 from horovod.keras.state import broadcast_global_variables, load_model
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "Sum",
     "broadcast_global_variables",
     "callbacks",
+    "check_replicas",
     "global_process_set",
     "load_model",
 ]

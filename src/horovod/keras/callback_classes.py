@@ -74,6 +74,17 @@ def callback_classes(own: Any) -> types.SimpleNamespace:
             super().__init__()
             self._hvd_setup_warmup(initial_lr, warmup_epochs, momentum_correction, steps_per_epoch, verbose)
 
+    class CheckReplicasCallback(parts.CheckReplicas, own.Callback):
+        """Compares all bits of the ranks' trainable variables and of the optimizer's, after every so many batches.
+
+        Training ends with HorovodInternalError if some differ. Not for models with variables that each rank trains
+        alone. Raises ValueError if `every` is not a positive number.
+        """
+
+        def __init__(self, every: int = 1000) -> None:
+            super().__init__()
+            self._hvd_setup_check(every)
+
     class BestModelCheckpoint(own.ModelCheckpoint):
         """ModelCheckpoint with save_best_only, written by rank 0 only.
 
@@ -114,6 +125,7 @@ def callback_classes(own: Any) -> types.SimpleNamespace:
         MetricAverageCallback,
         LearningRateScheduleCallback,
         LearningRateWarmupCallback,
+        CheckReplicasCallback,
         BestModelCheckpoint,
     ]
     return types.SimpleNamespace(**{made.__name__: made for made in classes})

@@ -16,12 +16,21 @@ from horovod.core.exceptions import InvalidRequestError, MismatchError
 from horovod.core.objects import allgather_object
 from horovod.core.tracebacks import warn
 from horovod.core.variables import broadcast_arrays
+from horovod.core.wording import shown
 from horovod.elastic.state.keras_state import build_optimizer, optimizer_variables
 from horovod.keras import backends
 from horovod.keras.distributed import is_distributed, start_from
 from horovod.keras.patches import has_own_step
+from horovod.keras.replicas import array_of, check_replicas
 
-__all__ = ["Broadcast", "LearningRateSchedule", "LearningRateWarmup", "MetricAverage", "broadcast_values"]
+__all__ = [
+    "Broadcast",
+    "CheckReplicas",
+    "LearningRateSchedule",
+    "LearningRateWarmup",
+    "MetricAverage",
+    "broadcast_values",
+]
 
 
 def broadcast_values(variables: Sequence[Any], root_rank: int) -> None:
@@ -29,16 +38,10 @@ def broadcast_values(variables: Sequence[Any], root_rank: int) -> None:
 
     Raises MismatchError if the ranks' variables differ in number, shape or dtype.
     """
-    received = broadcast_arrays([_value(variable) for variable in variables], root_rank, "broadcast_variables")
+    received = broadcast_arrays([array_of(variable) for variable in variables], root_rank, "broadcast_variables")
     contexts.note_replicas(value.size for value in received)
     for variable, value in zip(variables, received, strict=True):
         variable.assign(value)
-
-
-def _value(variable: Any) -> np.ndarray[Any, Any]:
-    if isinstance(variable, keras.Variable):
-        return np.asarray(keras.ops.convert_to_numpy(variable))
-    return np.asarray(variable.numpy())
 
 
 class Broadcast:
@@ -277,6 +280,24 @@ def _velocities(optimizer: Any) -> list[Any]:
         return []
     kept = getattr(optimizer, "momentums", getattr(optimizer, "_momentums", []))  # SGD's, RMSprop's
     return [velocity for velocity in kept if velocity is not None]
+
+
+class CheckReplicas:
+    """Compares the ranks' variables every so many batches."""
+
+    model: Any
+
+    def _hvd_setup_check(self, every: int) -> None:
+        if not isinstance(every, int) or isinstance(every, bool) or every < 1:
+            raise InvalidRequestError(f"every={shown(every)}: expected a number of batches, 1 or more")
+        self.every = every
+        self._hvd_batches = 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Counts a batch. Raises HorovodInternalError if the ranks differ."""
+        self._hvd_batches += 1
+        if self._hvd_batches % self.every == 0:
+            check_replicas(self.model)
 
 
 class LearningRateWarmup(LearningRateSchedule):

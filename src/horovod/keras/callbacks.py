@@ -10,6 +10,7 @@ from horovod.keras.callback_classes import callback_classes
 __all__ = [
     "BestModelCheckpoint",
     "BroadcastGlobalVariablesCallback",
+    "CheckReplicasCallback",
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",
     "MetricAverageCallback",
@@ -21,6 +22,7 @@ BroadcastGlobalVariablesCallback = _classes.BroadcastGlobalVariablesCallback
 MetricAverageCallback = _classes.MetricAverageCallback
 LearningRateScheduleCallback = _classes.LearningRateScheduleCallback
 LearningRateWarmupCallback = _classes.LearningRateWarmupCallback
+CheckReplicasCallback = _classes.CheckReplicasCallback
 
 
 _BestModelCheckpoint: Any = _classes.BestModelCheckpoint

@@ -18,8 +18,9 @@ import keras
 
 from horovod.core.exceptions import InvalidRequestError
 from horovod.gradients.lists import GradientList
-from horovod.gradients.replica_check import ReplicaCheck, checksum, sample
+from horovod.gradients.replica_check import ReplicaCheck, numbered, of_value
 from horovod.keras import backends
+from horovod.keras.replicas import array_of, of_slots
 
 __all__ = [
     "Keras3",
@@ -69,11 +70,11 @@ class _Distributed:
         check = self.__dict__["_hvd_check"]
         if check.is_due():
             shared = [variable for variable in variables if not self._hvd_gradients.is_local(variable)]
-            values = [
-                (f"{number}: {getattr(variable, 'path', variable.name)}", checksum(_array(variable), sample))
-                for number, variable in enumerate(shared)
-            ]
-            check.compare([("learning_rate", checksum(float(_array(self.learning_rate)))), *values])  # type: ignore[attr-defined]
+            parts = [of_value("learning_rate", float(array_of(self.learning_rate)))]  # type: ignore[attr-defined]
+            parts += numbered(shared, array_of, whole=check.is_whole)
+            # Slots do not say of which variable they are, and those of local ones differ.
+            has_equal_slots = check.is_whole and len(shared) == len(variables)
+            check.compare([*parts, *(of_slots(self) if has_equal_slots else ())])
 
     @property
     def _hvd_by_moves(self) -> bool:
@@ -178,10 +179,6 @@ class _LegacyTfKeras(_TfKeras):
         pairs = list(grads_and_vars)
         self._create_all_weights([variable for _, variable in pairs])  # type: ignore[attr-defined]
         return super().apply_gradients(pairs, *args, **kwargs)
-
-
-def _array(variable: Any) -> Any:
-    return variable.numpy() if hasattr(variable, "numpy") else keras.ops.convert_to_numpy(variable)
 
 
 def _copy(variable: Any) -> Any:

@@ -75,6 +75,10 @@ def main(
     if isinstance(ready, ExternalCommand):
         return _become(ready, plan.said_of_hosts[:1] if options.verbose else None)
     try:
+        if ready.report is not None:
+            from horovod.launcher.job import report  # other jobs start earlier without it
+
+            return report.run(ready.report, ready, sys.argv[1:] if arguments is None else arguments, secret, keep)
         return supervise.run(ready, secret, keep)
     except UsageError as error:
         return _refused(error, keep)
@@ -183,6 +187,7 @@ class _Plan:
         self._settings = dataclasses.replace(Settings.from_environment(environment), **self._given)
         self._controller = self._chosen_controller()
         self.said_of_hosts: tuple[str, ...] = ()  # by --verbose, once `ready`
+        self._report: Path | None = None
 
     def without_effect(self) -> list[str]:
         """The given options that do nothing, a line for each reason."""
@@ -235,6 +240,7 @@ class _Plan:
         checks.check_transport(settings.transport)
         checks.check_command(options.command[0], {**self._environment, **options.assigned})
         checks.check_timeline(settings.timeline)
+        self._report = self._folder_of_report()
         if elastic:
             from horovod.launcher.options.elastic_plan import elastic_plan  # other jobs start earlier without it
 
@@ -255,6 +261,25 @@ class _Plan:
         if len(chosen) > 1:
             raise UsageError(f"{' and '.join(f'--{name}' for name in chosen)} were given: expected one")
         return next(iter(chosen), self._file.controller or "gloo")
+
+    def _folder_of_report(self) -> Path | None:
+        options = self._options
+        if options.report is None:
+            return None
+        if self._controller != "gloo":
+            raise UsageError(
+                f"--report is not supported with --{self._controller}, which takes the place of horovodrun\n"
+                f"hint: HOROVOD_REPORT={options.report} has each rank write its part"
+            )
+        if options.output_filename is not None:
+            raise UsageError(
+                "--report keeps the ranks' output, too: expected it without --output-filename\n"
+                "hint: leave --output-filename out"
+            )
+        folder = checks.report_directory(options.report)
+        self._options.output_filename = str(folder / "logs")
+        self._given["report"] = str(folder)
+        return folder
 
     def _job_environment(self) -> dict[str, str]:
         """The ranks' environment without their identity."""
@@ -297,6 +322,7 @@ class _Plan:
             agent_timeout_s=settings.lost_timeout_s,
             network_interface=settings.network_interface,
             output_directory=output,
+            report=self._report,
             verbose=options.verbose,
             prefix_timestamp=options.prefix_timestamp,
             prefix=not options.no_prefix,

@@ -28,6 +28,7 @@ from horovod.mxnet import ops, shim
 from horovod.mxnet.compression import Compression
 from horovod.mxnet.ops import *  # noqa: F403
 from horovod.mxnet.optimizer import DistributedOptimizer
+from horovod.mxnet.replicas import check_replicas
 from horovod.mxnet.state import allgather_object, broadcast_object, broadcast_parameters
 from horovod.mxnet.trainer import DistributedTrainer
 
@@ -44,6 +45,7 @@ __all__ = [
     "broadcast_object",
     "broadcast_parameters",
     "check_extension",
+    "check_replicas",
     "global_process_set",
     "split_list",
 ]

@@ -15,10 +15,11 @@ from horovod.core.native import Max, Min
 from horovod.core.process_sets import ProcessSet, global_process_set, speaks
 from horovod.core.tracebacks import warn
 from horovod.gradients.options import ReductionOptions
-from horovod.gradients.replica_check import ReplicaCheck, checksum, sample
+from horovod.gradients.replica_check import ReplicaCheck, of_value
 from horovod.mxnet.compression import Compression
 from horovod.mxnet.gradients import average
 from horovod.mxnet.optimizer import DistributedOptimizer, check_groups
+from horovod.mxnet.replicas import of_parameters, of_trainer
 
 __all__ = ["DistributedTrainer"]
 
@@ -125,11 +126,10 @@ class DistributedTrainer(mx.gluon.Trainer):
 
     def _update(self, ignore_stale_grad: bool = False) -> None:
         if self._hvd_check.is_due():
-            parameters = [
-                (f"{place}: {parameter.name}", checksum(parameter.data().asnumpy(), sample))
-                for place, parameter in enumerate(self._hvd_trained())
-            ]
-            self._hvd_check.compare([("learning_rate", checksum(self.learning_rate)), *parameters])
+            is_whole = self._hvd_check.is_whole
+            parts = [*of_parameters(self._hvd_trained(), whole=is_whole)]
+            options = of_trainer(self) if is_whole else [of_value("learning_rate", self.learning_rate)]
+            self._hvd_check.compare([*options, *parts])
         super()._update(ignore_stale_grad)
 
     def _hvd_warn(self, is_wrong: bool, text: str) -> None:

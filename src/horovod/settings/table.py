@@ -217,6 +217,13 @@ class Settings(GpuSettings, EndSettings, PlatformSettings, ElasticSettings, Trai
         flag="--timeline-mark-cycles",
         yaml="timeline.mark_cycles",
     )
+    report: str = setting(
+        "HOROVOD_REPORT",
+        kinds.text(),
+        "",
+        "Folder into which each rank writes its part of a report, on its own host: timeline, counters, versions. "
+        "horovodrun --report sets it.",
+    )
 
     # Identity: set by the launcher, read by every rank
     rank: int | None = setting("HOROVOD_RANK", kinds.integer(0), None, "The rank of this process.")

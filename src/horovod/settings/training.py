@@ -29,6 +29,13 @@ class TrainingSettings:
         "More: also before every so many steps. 0: never. Steps that are compiled (tf.function, Keras' fit, jax.jit) "
         "are not compared.",
     )
+    replica_check_whole: bool = setting(
+        "HOROVOD_REPLICA_CHECK_WHOLE",
+        kinds.switch(),
+        False,
+        "These comparisons take all elements of the parameters, and of the optimizer's state, instead of a sample of "
+        "the parameters.",
+    )
     status_interval_s: float = setting(
         "HOROVOD_STATUS_INTERVAL_SECONDS",
         kinds.number(0),

@@ -30,6 +30,7 @@ from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from horovod.tensorflow.ops import *  # noqa: F403
 from horovod.tensorflow.optimizer import DistributedOptimizer
+from horovod.tensorflow.replicas import check_replicas
 from horovod.tensorflow.shim import register
 from horovod.tensorflow.state import (
     BroadcastGlobalVariablesHook,
@@ -59,6 +60,7 @@ __all__ = [
     "broadcast_object_fn",
     "broadcast_variables",
     "check_num_rank_power_of_2",
+    "check_replicas",
     "global_process_set",
     "handle_average_backwards_compatibility",
     "refs_to_vars",

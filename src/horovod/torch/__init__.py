@@ -27,6 +27,7 @@ from horovod.torch.compression import Compression
 from horovod.torch.hooks import ddp_hook
 from horovod.torch.ops import *  # noqa: F403
 from horovod.torch.optimizer import DistributedOptimizer
+from horovod.torch.replicas import check_replicas
 from horovod.torch.state import (
     allgather_object,
     broadcast_object,
@@ -46,6 +47,7 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "check_replicas",
     "ddp_hook",
     "global_process_set",
     "join",

@@ -27,11 +27,11 @@ from horovod.core.process_sets import ProcessSet, global_process_set
 from horovod.core.wording import counted, quoted, shown
 from horovod.gradients.options import ReductionOptions, check_groups, check_passes
 from horovod.gradients.reducer import GradientReducer
-from horovod.gradients.replica_check import ReplicaCheck, checksum
+from horovod.gradients.replica_check import Part, ReplicaCheck
 from horovod.torch.adasum_optimizer import AdasumOptimizer, adasum_optimizer
 from horovod.torch.compression import Compression
 from horovod.torch.parameter_gradients import ParameterGradients
-from horovod.torch.tensors import sample
+from horovod.torch.replicas import of_options, of_state, of_tensor
 from horovod.torch.wrapping import Wrapped, find_duplicates, is_trainable, wrapped_as
 
 __all__ = ["DistributedOptimizer"]
@@ -197,18 +197,14 @@ class _DistributedOptimizer(Wrapped):
     def _hvd_complete(self, check: ReplicaCheck | None) -> None:
         self._hvd_reducer.complete_step()
         if check is not None:
-            check.compare(self._hvd_described())
+            check.compare(self._hvd_described(check.is_whole))
 
-    def _hvd_described(self) -> Iterator[tuple[str, int]]:
-        for index, group in enumerate(self.param_groups):
-            for key, value in group.items():
-                if isinstance(value, Tensor) and value.numel() == 1:
-                    value = value.item()
-                if key != "params" and isinstance(value, (bool, int, float, tuple)):
-                    yield f"{key} of group {index}", checksum(value)
+    def _hvd_described(self, is_whole: bool) -> Iterator[Part]:
+        yield from of_options(self)
         for name, parameter in sorted(self._hvd_taken.items()):
-            if not torch.nn.parameter.is_lazy(parameter):
-                yield name, checksum(parameter, sample)
+            yield of_tensor(name, parameter, whole=is_whole)
+        if is_whole:
+            yield from of_state(self, {parameter: name for name, parameter in self._hvd_taken.items()})
 
     def _hvd_completing(self, closure: Callable[[], Any], check: ReplicaCheck | None) -> Callable[[], Any]:
         def evaluate() -> Any:

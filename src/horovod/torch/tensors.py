@@ -19,7 +19,7 @@ from horovod.core.tensors import unsupported_dtype
 from horovod.torch import gpus
 from horovod.torch.gpus import TensorOnGpu
 
-__all__ = ["TorchAdapter", "collectives", "has_overlap", "sample"]
+__all__ = ["TorchAdapter", "collectives", "has_overlap"]
 
 Staged: TypeAlias = Any  # a Tensor, or a TensorOnGpu
 _DTYPES = [getattr(torch, name) for name in native.DTYPE_NAMES]
@@ -89,12 +89,6 @@ class TorchAdapter:
     def deliver(self, staged: Staged, like: Tensor) -> Tensor:
         result = staged.delivered() if isinstance(staged, TensorOnGpu) else staged.to(like.device)
         return torch.view_as_complex(result) if like.is_complex() else result
-
-
-def sample(tensor: Tensor, count: int) -> Any:
-    """About so many elements, as an array of NumPy's of any dtype."""
-    flat = (tensor.coalesce().values() if tensor.is_sparse else tensor).detach().reshape(-1)
-    return flat[:: max(1, flat.numel() // count)].contiguous().view(torch.uint8).cpu().numpy()
 
 
 def _is_plain(tensor: Tensor) -> bool:

@@ -50,6 +50,7 @@ __all__ = ["Assignment", "connect", "record_gone"]
 _log = logging.getLogger("horovod")
 
 _PROCESS = os.urandom(8).hex()
+_TOLD_AS_THEY_ARE = ("fusion_threshold_bytes", "replica_check_steps", "replica_check_whole", "dynamic_process_sets")
 _alone_generations = itertools.count()
 
 
@@ -417,12 +418,10 @@ class _Start:
             "settings": {
                 "version": f"{__version__} (build {native.build_id()})",
                 "size": self.size,
-                "fusion_threshold_bytes": self.settings.fusion_threshold_bytes,
                 "transport": self.settings.communicator,
                 "on_gpus": self.settings.on_gpus,
                 "pretend_hosts": ",".join(map(str, self.settings.pretend_hosts)),
-                "replica_check_steps": self.settings.replica_check_steps,
-                "dynamic_process_sets": self.settings.dynamic_process_sets,
+                **{name: getattr(self.settings, name) for name in _TOLD_AS_THEY_ARE},
                 "process_sets": recorded(self.process_sets),
             },
         }

@@ -36,6 +36,7 @@ _EQUAL_SETTINGS = (
     ("pretend_hosts", "HOROVOD_PRETEND_HOSTS"),
     ("size", "HOROVOD_SIZE"),
     ("replica_check_steps", "HOROVOD_REPLICA_CHECK_STEPS"),
+    ("replica_check_whole", "HOROVOD_REPLICA_CHECK_WHOLE"),
     ("dynamic_process_sets", "whether process sets are dynamic (HOROVOD_DYNAMIC_PROCESS_SETS, init)"),
     ("version", "the installed version of Horovod"),
 )
@@ -48,7 +49,8 @@ LEADER: Fields = {"rank": _NUMBER, "local_address": _TEXT_OR_NONE, "problem": _T
 SETTINGS: Fields = {
     **dict.fromkeys(("transport", "on_gpus", "pretend_hosts", "version"), _TEXT),
     "process_sets": _LIST,
-    **dict.fromkeys(("fusion_threshold_bytes", "size", "replica_check_steps", "dynamic_process_sets"), _NUMBER),
+    **dict.fromkeys(("fusion_threshold_bytes", "size", "replica_check_steps"), _NUMBER),
+    **dict.fromkeys(("replica_check_whole", "dynamic_process_sets"), _NUMBER),
 }
 PLACE: Fields = {
     **dict.fromkeys(("rank", "local_rank", "local_size", "port"), _NUMBER),

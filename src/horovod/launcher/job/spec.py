@@ -87,6 +87,7 @@ class Job:
     agent_timeout_s: float = 5.0  # how long an agent may be silent; 0: for ever
     network_interface: str = ""
     output_directory: Path | None = None
+    report: Path | None = None  # its folder
     verbose: bool = False
     prefix_timestamp: bool = False  # in front of each line of output
     prefix: bool = True  # rank and stream in front of each line of output

@@ -27,6 +27,7 @@ __all__ = [
     "check_transport",
     "make_directory",
     "output_directory",
+    "report_directory",
     "working_directory",
 ]
 
@@ -144,6 +145,23 @@ def output_directory(name: str | None, size: int) -> Path | None:
     with _folder_of_output(name):
         prepare_directory(Path(name), size)
     return Path(name)
+
+
+def report_directory(name: str) -> Path:
+    """Makes the folder, which has to be empty: parts of two jobs in one would mislead."""
+    folder = Path(name).absolute()
+    hint = "hint: it names a new folder for the report"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        is_empty = not any(folder.iterdir())
+        probe = folder / ".probe"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UsageError(f"--report {name}: {error.strerror}\n{hint}") from None
+    if not is_empty:
+        raise UsageError(f"--report {name}: the folder holds files already\n{hint}")
+    return folder
 
 
 def make_directory(name: str) -> None:

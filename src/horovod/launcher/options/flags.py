@@ -101,6 +101,11 @@ def _add_general(parser: argparse.ArgumentParser) -> None:
     add("--config-file", metavar="FILE", help="YAML with settings; a flag wins over it")
     add("--output-filename", metavar="DIR", help="also write each rank's output to DIR/rank.<rank>/stdout and stderr")
     add(
+        "--report",
+        metavar="DIR",
+        help="write timeline, counters, output, settings and versions into a new folder, to attach to a bug report",
+    )
+    add(
         "-prefix-timestamp",
         "--prefix-output-with-timestamp",
         action="store_true",

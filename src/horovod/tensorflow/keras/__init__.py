@@ -29,6 +29,7 @@ from horovod.gradients.options import ReductionOptions
 from horovod.keras import ops
 from horovod.keras.ops import *  # noqa: F403
 from horovod.keras.optimizer import distributed as distributed  # for horovod.tensorflow's own wrapper
+from horovod.keras.replicas import check_replicas
 from horovod.keras.state import load_with
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.keras import callbacks
@@ -44,6 +45,7 @@ __all__ = [
     "add_process_set",
     "broadcast_global_variables",
     "callbacks",
+    "check_replicas",
     "global_process_set",
     "is_version_greater_equal_than",
     "load_model",

@@ -8,6 +8,7 @@ from horovod.keras.callback_classes import callback_classes
 __all__ = [
     "BestModelCheckpoint",
     "BroadcastGlobalVariablesCallback",
+    "CheckReplicasCallback",
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",
     "MetricAverageCallback",
@@ -19,4 +20,5 @@ BroadcastGlobalVariablesCallback = _classes.BroadcastGlobalVariablesCallback
 MetricAverageCallback = _classes.MetricAverageCallback
 LearningRateScheduleCallback = _classes.LearningRateScheduleCallback
 LearningRateWarmupCallback = _classes.LearningRateWarmupCallback
+CheckReplicasCallback = _classes.CheckReplicasCallback
 BestModelCheckpoint = _classes.BestModelCheckpoint
