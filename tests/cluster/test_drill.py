@@ -27,6 +27,7 @@ def test_healthy_hosts_hold_all_that_is_promised(cluster: MakeCluster, tmp_path:
     assert done.seconds < 120
 
 
+@pytest.mark.thorough
 def test_a_slow_pair_and_one_that_loses_packets_are_named_and_no_other(cluster: MakeCluster, tmp_path: Path) -> None:
     made = cluster(4)
     for host in made.hosts:

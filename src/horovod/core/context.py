@@ -97,7 +97,7 @@ class Context:
         where = f"{meeting_point.address}:{meeting_point.port}" if meeting_point else str(os.getpid())
         self._session = f"{where} {world.generation}"
         self._timelines = 0
-        self.status: StatusThread | None = None
+        self._teller: StatusThread | None = None
         self._report = settings.report
         self.pointer = self._start(settings)
         self.argument = ctypes.c_void_p(self.pointer)
@@ -112,7 +112,7 @@ class Context:
         self._exporter: Exporter | None = None
         try:
             if settings.status_interval_s and world.rendezvous is not None and self.size > 1:
-                self.status = StatusThread(world, settings.status_interval_s, self.statistics)
+                self._teller = StatusThread(world, settings.status_interval_s, self.statistics)
             if settings.timeline and settings.timeline.upper() != "DYNAMIC":
                 self._start_own_timeline(settings)
             if settings.metrics_port is not None or settings.metrics_file:
@@ -245,10 +245,13 @@ class Context:
         for name, value in self.statistics()["arrivals"].items():
             if name in _earlier:
                 _earlier[name] += value
-        if self.status is not None:
-            self.status.close(in_order=not self.was_told)
-        if self._exporter is not None:
-            self._exporter.close()
+        # Both know this context, which would not be freed while it knew them.
+        teller, self._teller = self._teller, None
+        exporter, self._exporter = self._exporter, None
+        if teller is not None:
+            teller.close(in_order=not self.was_told)
+        if exporter is not None:
+            exporter.close()
         self._warn_of_training_apart()
         if self._report:
             from horovod.world import report  # only for this
