@@ -32,7 +32,8 @@ class MetricsSettings:
         "HOROVOD_METRICS_FILE",
         kinds.path_by_rank(),
         "",
-        "File into which each rank writes its counters, for node exporter; {rank} in it becomes the rank.",
+        "File into which each rank writes its counters, for node exporter. It must contain {rank}, which becomes the "
+        "rank.",
     )
     metrics_interval_s: float = setting(
         "HOROVOD_METRICS_INTERVAL_SECONDS",

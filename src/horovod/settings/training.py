@@ -33,13 +33,12 @@ class TrainingSettings:
         "HOROVOD_REPLICA_CHECK_WHOLE",
         kinds.switch(),
         False,
-        "These comparisons take all elements of the parameters, and of the optimizer's state, instead of a sample of "
-        "the parameters.",
+        "Compare all elements of the parameters and the optimizer's state at these steps, not a sample.",
     )
     status_interval_s: float = setting(
         "HOROVOD_STATUS_INTERVAL_SECONDS",
         kinds.number(0),
         1.0,
-        "How often each rank tells the job's rendezvous how it does, for horovodrun top, stacks and --summary, in "
-        "seconds; less often in jobs of more than 500 ranks. 0: never, and horovodrun jobs does not list the job.",
+        "Seconds between two statuses that a rank sends to the rendezvous, for horovodrun top, stacks and --summary; "
+        "more in jobs of more than 500 ranks. 0: never, and horovodrun jobs does not list the job.",
     )
