@@ -17,7 +17,7 @@ def test_a_job_is_seen_from_each_of_its_hosts(cluster: MakeCluster, tmp_path: Pa
         job.wait_ready(6)
         names = {id_of(command[1], on=host) for host in (one, two, three)}
         (name,) = names
-        text = shown_until(r"rank 1 \(host host0\) comes .* it is in prepare", "top", "--once", on=three)
+        text = shown_until(r"rank 1 \(host host0\) has been .* it is in prepare", "top", "--once", on=three)
         assert f"job {name}: 6 ranks on 3 hosts" in text
         assert "has not answered" not in shown_until(" in prepare", "stacks", name, on=two)
         enough.touch()

@@ -15,17 +15,18 @@ from support.jobs import Job, run_job
 def test_the_drills_of_a_healthy_machine_hold(tmp_path: Path) -> None:
     done = run_job(tmp_path, "--drill", "-np", "2", "-prefix-timestamp")
     assert done.code == 0, done
-    rows = re.findall(r"^(ok|BAD) +(\w+) ", done.stdout, re.M)
-    assert rows == [("ok", name) for name in ("links", "memory", "GPUs", "kill", "stop", "late", "elastic")]
+    rows = re.findall(r"^(ok|BAD|-) +(\w+) ", done.stdout, re.M)
+    assert rows[0] == ("-", "links") and "not run: there is only one host" in done.stdout
+    assert rows[1:] == [("ok", name) for name in ("memory", "GPUs", "kill", "freeze", "late", "elastic")]
     assert "rank 1 named" in done.stdout and "reported; rank 1 was waited for, 2." in done.stdout
     assert "40 steps" in done.stdout
-    assert re.findall(r"horovodrun: drill: (\w+)\n", done.stderr) == ["checks", "kill", "stop", "late", "elastic"]
+    assert re.findall(r"horovodrun: drill: (\w+)\n", done.stderr) == ["checks", "kill", "freeze", "late", "elastic"]
 
 
 def test_a_job_that_does_not_start_is_the_only_row(tmp_path: Path) -> None:
     done = run_job(tmp_path, "--drill", "-np", "2", env={"HOROVOD_PRETEND_HOSTS": "3"})
     assert done.code == 1
-    assert re.search(r"^BAD +start ", done.stdout, re.M) and "mend: no job starts with these flags" in done.stdout
+    assert re.search(r"^BAD +start ", done.stdout, re.M) and "fix: no job starts with these flags" in done.stdout
     assert "kill" not in done.stderr
 
 

@@ -71,8 +71,12 @@ def test_a_failure_is_in_the_report_of_all_hosts_that_have_a_part_and_others_are
     assert "rank 2 on host farther exited with code 1" in str(reported(tmp_path / "report")["end"])
     assert "near:1, far:1, farther:1" in page
     absent = done.stderr.partition("horovodrun: host")[2]
-    assert "farther" in absent and "no part is here" in absent and f"in {tmp_path}/report on that host" in absent
-    assert "no counters are here of ranks" in page
+    assert (
+        "farther" in absent
+        and "its part is missing here" in absent
+        and f"copy {tmp_path}/report from that host" in absent
+    )
+    assert "the counters of rank" in page
     assert TOKEN not in everything(tmp_path / "report")
 
 
@@ -111,8 +115,8 @@ def test_a_command_without_horovod_has_a_report_and_a_refused_one_leaves_the_fol
     refused = run_job(tmp_path, "-np", "1", "--report", "report", "--only-rank", "3", "true")
     assert refused.code == 2 and list((tmp_path / "report").iterdir()) == [], refused
     done = run_job(tmp_path, "-np", "1", "--report", "report", "echo", "hello")
-    assert done.code == 0 and "no part is here" not in done.stderr, done
-    assert "no counters are here of ranks 0" in (tmp_path / "report" / "report.txt").read_text()
+    assert done.code == 0 and "missing here" not in done.stderr, done
+    assert "the counters of rank 0 are missing" in (tmp_path / "report" / "report.txt").read_text()
     assert (tmp_path / "report" / "logs" / "rank.0" / "stdout").read_text() == "hello\n"
 
 

@@ -60,7 +60,8 @@ def test_a_running_job_is_listed_shown_and_judged(tmp_path: Path) -> None:
         job.wait_ready(3)
         name = id_of(command[1])
         late = (
-            r"rank 1 \(host \S+\) comes 2\d ms late in each step since step \d+: it is in prepare \(listed_\d+.py:\d+\)"
+            r"rank 1 \(host \S+\) has been 2\d ms late in each step since step \d+: it is in prepare "
+            r"\(listed_\d+.py:\d+\)"
         )
         text = shown_until(late, "top", name, "--once")
         assert f"job {name}: 3 ranks on 1 host" in text
@@ -91,7 +92,7 @@ def test_ranks_of_mpirun_can_be_seen(tmp_path: Path) -> None:
     with subprocess.Popen(words, env={**os.environ, "OMP_NUM_THREADS": "1"}) as job:
         try:
             name = id_of(command[1])
-            assert "rank 1" in shown_until(r"rank 1 \(host \S+\) comes", "top", name, "--once")
+            assert "rank 1" in shown_until(r"rank 1 \(host \S+\) has been", "top", name, "--once")
             shown_until(" in prepare", "stacks", name)
         finally:
             enough.touch()
@@ -108,7 +109,7 @@ def test_an_elastic_job_is_seen_while_it_loses_a_worker(tmp_path: Path) -> None:
         job.wait_for_world(2)
         shown_until(r"3 ranks on \d hosts?, generation \d+, step \d", "top", name, "--once")
         said = job.finish()
-    assert "horovodrun: the ranks have begun anew" in said
+    assert "horovodrun: workers left or joined" in said
 
 
 def test_another_user_sees_nothing(tmp_path: Path) -> None:

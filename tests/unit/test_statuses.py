@@ -80,7 +80,7 @@ def test_the_rank_for_which_the_others_wait_is_named_with_the_cost() -> None:
     assert verdict is not None and (verdict.rank, verdict.host, verdict.since_step) == (1, "a", 3)
     assert verdict.late_s == pytest.approx(0.176 * STEP_S, rel=0.02)
     assert str(verdict) == (
-        "rank 1 (host a) comes 18 ms late in each step since step 3; without that the job would be 21% faster"
+        "rank 1 (host a) has been 18 ms late in each step since step 3. Without this delay the job would be 21% faster"
     )
 
 
@@ -111,7 +111,7 @@ def test_the_reason_is_the_part_of_the_step_in_which_the_late_rank_is_longer() -
     usual = sampled((IN_HOROVOD, "step (train.py:9)", 38), ("backward", "step (train.py:9)", 60), ("", "x (y.py:1)", 2))
     verdict = judge(facts_of(job(ONE_IS_LATE, sampled={1: late, 0: usual})))
     assert verdict is not None and verdict.part == "the data loader"
-    assert "since step 3: it is in the data loader, read (data.py:7); without" in str(verdict)
+    assert "since step 3: it is in the data loader, read (data.py:7). Without" in str(verdict)
 
 
 def test_no_reason_is_given_if_the_late_rank_does_nothing_more() -> None:
@@ -176,9 +176,9 @@ def test_stacks_are_asked_for_a_while() -> None:
 def test_the_summary_says_who_was_slow() -> None:
     lines = summary(job(ONE_IS_LATE), 62.0)
     assert lines[0] == "0:01:02, 300 steps, 3.0 GB reduced on each rank"
-    assert lines[1] == "of its time, a typical rank waited 18% for other ranks and 1% for data"
+    assert lines[1] == "a typical rank spent 18% of its time waiting for other ranks and 1% waiting for data"
     assert lines[2].startswith("the others waited longest for rank 1 (host a): 9")
-    assert lines[3].startswith("rank 1 (host a) comes 18 ms late in each step")
+    assert lines[3].startswith("rank 1 (host a) has been 18 ms late in each step")
     assert summary(Statuses().view(0, 0.0), 62.0) == []
 
 
@@ -189,15 +189,17 @@ def test_the_screen_fits_its_width_and_height(width: int) -> None:
     lines = text.splitlines()
     assert len(lines) <= 20 and all(len(line) <= width for line in lines)
     assert any(line.split()[:1] == ["5"] for line in lines)  # the late one is among those that are shown
-    assert lines[-1].endswith("more ranks") and "rank 5 (host a) comes 20 ms late" in text.replace("\n", " ")
+    assert any(line.endswith("more ranks") for line in lines) and "rank 5 (host a) has been 20 ms late" in text.replace(
+        "\n", " "
+    )
 
 
 def test_equal_stacks_are_one_group() -> None:
     trains = [{"thread": "main", "frames": ["/x/train.py:5 in <module>", "/x/train.py:88 in step"]}]
     loads = [{"thread": "main", "frames": ["/x/train.py:5 in <module>", "/x/loader.py:31 in read"]}]
-    text = grouped({0: trains, 1: loads, 2: trains, 3: trains}, {4: "not heard of"})
+    text = grouped({0: trains, 1: loads, 2: trains, 3: trains}, {4: "has sent no status yet"})
     assert text.splitlines()[0] == "3 ranks (0, 2-3) at train.py:88"
-    assert "rank 1 at loader.py:31" in text and text.splitlines()[-1].startswith("rank 4 has not answered")
+    assert "rank 1 at loader.py:31" in text and text.splitlines()[-1] == "rank 4 has sent no status yet"
 
 
 @pytest.mark.parametrize(
@@ -208,4 +210,4 @@ def test_ranks_in_words(ranks: list[int], words: str) -> None:
 
 
 def test_a_verdict_of_seconds_reads_well() -> None:
-    assert "comes 12 s late" in str(Verdict(0, "h", 12.2, None, 0.5, "", ""))
+    assert "has been 12 s late" in str(Verdict(0, "h", 12.2, None, 0.5, "", ""))

@@ -101,8 +101,8 @@ def test_the_text_names_the_late_rank_and_two_runs_are_compared(
     assert main(["summary", str(one), str(two)]) == 0
     text = capsys.readouterr().out
     assert f"{one}: 2 ranks, 0.260 s" in text and "steps: 3, median 100.000 ms" in text
-    assert "rank 1 is the latest: 100 % of all waiting was for it" in text
-    assert re.search(r"exposed_for_data_s +0.12 +0.15 +\+25.0 %", text)
+    assert "rank 1 was late most: 100% of all waiting was for it" in text
+    assert re.search(r"exposed_for_data_s +0.12 +0.15 +\+25.0%", text)
     assert main(["summary", str(one), str(two), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [timeline["duration_s"] for timeline in found["timelines"]] == [0.26, 0.27]

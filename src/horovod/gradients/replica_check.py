@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares the ranks' parameters, optimizer state and options (before a step: step 1 of a gradient's way).
 
-A forgotten broadcast_parameters, a learning rate that one rank alone changes, or a broken memory trains wrong in
-silence. Checksums travel, by allreduces: a rank that has joined gives zeros, and does not count. If the first message,
-of two numbers for each rank, shows no difference, there is no other.
+A forgotten broadcast_parameters, a learning rate that one rank alone changes, or faulty memory makes training wrong
+without an error. Checksums travel, by allreduces: a rank that has joined gives zeros, and does not count. If the first
+message, of two numbers for each rank, shows no difference, there is no other.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def chosen(flat: Any, *, whole: bool) -> Any:
 
 
 def checksum(data: np.ndarray[Any, Any]) -> int:
-    """Of bytes."""
+    """Return the CRC-32 of these bytes."""
     return zlib.crc32(data.data)
 
 

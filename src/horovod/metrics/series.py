@@ -69,51 +69,57 @@ def _counter(name: str, *path: str, help: str, unit: str = "") -> Family:
 
 _COUNTERS = (
     _counter("horovod_batches", "batches", help="Groups of tensors that were sent together."),
-    _counter("horovod_tensors", "tensors", help="Tensors in these batches."),
-    _counter("horovod_bytes", "bytes", unit="bytes", help="Bytes of these tensors."),
-    _counter("horovod_calls", "arrivals", "calls", help="Calls of operations that all ranks have made."),
+    _counter("horovod_tensors", "tensors", help="Tensors in all batches that were sent."),
+    _counter("horovod_bytes", "bytes", unit="bytes", help="Bytes of all tensors that were sent."),
+    _counter("horovod_calls", "arrivals", "calls", help="Calls of operations for which every rank has arrived."),
     _counter(
         "horovod_wait_seconds",
         "arrivals",
         "waited_s",
         unit="seconds",
-        help="Sum of these calls' waits for the last rank; waits that overlap are all added.",
+        help="Sum of all calls' waits for the last rank; waits that overlap are all added.",
     ),
     _counter(
         "horovod_blocked_for_ranks_seconds",
         "arrivals",
         "blocked_for_ranks_s",
         unit="seconds",
-        help="Time for which the script was blocked because another rank had not come yet.",
+        help="Seconds the script was blocked because another rank had not come yet.",
     ),
     _counter(
         "horovod_blocked_for_data_seconds",
         "arrivals",
         "blocked_for_data_s",
         unit="seconds",
-        help="Time for which the script was blocked after that, while data moved.",
+        help="Seconds the script was blocked while data moved.",
     ),
     _counter("horovod_slow_requests", "slow_requests", help="Calls whose name, shape or dtype was new."),
-    _counter("horovod_control_messages", "control_messages", help="Messages between hosts that agree on what runs."),
+    _counter("horovod_control_messages", "control_messages", help="Messages by which hosts agree on what runs next."),
     _counter("horovod_engine_wakes", "engine_wakes", help="How often the engine's thread was woken."),
     _counter("horovod_names_evicted", "names_evicted", help="Names that were forgotten because there were too many."),
     _counter("horovod_nccl_batches", "batches_by_nccl", help="Batches that NCCL has carried on the GPU."),
-    _counter("horovod_level_batches", "batches_in_levels", help="Those of them that were reduced on two levels."),
+    _counter("horovod_level_batches", "batches_in_levels", help="NCCL batches that were reduced on two levels."),
     _counter("horovod_staged_batches", "batches_staged", help="Batches of GPUs that went through host memory."),
 )
 _LATE_WAITS = Family(
     "horovod_late_rank_waits",
     "counter",
-    "Waits of this rank by the rank that came last (late_rank; -1: unknown), without those under 20 us.",
+    "Number of times that this rank waited 20 us or more for another, by late_rank (-1: unknown).",
 )
-_LATE_SECONDS = Family("horovod_late_rank_wait_seconds", "counter", "How long these waits took.", "seconds")
+_LATE_SECONDS = Family(
+    "horovod_late_rank_wait_seconds", "counter", "Seconds this rank waited for each late rank.", "seconds"
+)
 _IN_FLIGHT = Family("horovod_in_flight_calls", "gauge", "Calls that have not ended.")
-_RUNNING = Family("horovod_running", "gauge", "1 if this process is in a world, 0 after hvd.shutdown().")
+_RUNNING = Family(
+    "horovod_running",
+    "gauge",
+    "1 while the process is in a world; after hvd.shutdown() the file says 0, the port is closed.",
+)
 _SIZE = Family("horovod_world_size", "gauge", "Number of ranks in the job.")
 _LOCAL_SIZE = Family("horovod_local_size", "gauge", "Number of ranks on this host.")
 _GENERATION = Family("horovod_generation", "gauge", "Number of the world: it grows when an elastic job changes.")
 _STARTED = Family("horovod_init_time_seconds", "gauge", "When hvd.init() returned last, in Unix time.", "seconds")
-_INFO = Family("horovod_rank", "info", "This rank's number on its host, its transport, and Horovod's version.")
+_INFO = Family("horovod_rank", "info", "This rank's local rank, its transport, and Horovod's version.")
 FAMILIES = (
     *_COUNTERS,
     _LATE_WAITS,

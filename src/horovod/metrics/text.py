@@ -32,7 +32,7 @@ def in_open_metrics(samples: Iterable[Sample]) -> str:
 
 
 def in_plain_text(samples: Iterable[Sample]) -> str:
-    """Likewise."""
+    """Return the samples in Prometheus' older format."""
     lines = []
     for family, rows in itertools.groupby(samples, lambda sample: sample.family):
         name = _full_name(family)

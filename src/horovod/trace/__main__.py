@@ -20,9 +20,13 @@ __all__ = ["main", "parser"]
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="python -m horovod.trace", description="Say what a timeline holds.")
+    top = argparse.ArgumentParser(
+        prog="python -m horovod.trace", description="Summarize a timeline of Horovod, or export it."
+    )
     commands = top.add_subparsers(dest="command", required=True)
-    add = commands.add_parser("summary", help="steps, time in communication, late ranks; of two files the difference")
+    add = commands.add_parser(
+        "summary", help="steps, time in communication, late ranks; with two files, also the difference"
+    )
     add.add_argument("file", help="what horovodrun --timeline-filename has written")
     add.add_argument("other", nargs="?", help="the timeline of another run, which is compared with the first")
     add.add_argument("--json", action="store_true", help="write JSON to standard output")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A timeline as files of PyTorch's profiler, one for each rank: what HolisticTraceAnalysis and its kin load."""
+"""A timeline as files of PyTorch's profiler, one for each rank: what HolisticTraceAnalysis and similar tools load."""
 
 from __future__ import annotations
 

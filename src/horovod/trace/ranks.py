@@ -164,7 +164,7 @@ class Rank:
 
 
 def _kept(name: str) -> str:
-    """As a WAIT has it."""
+    """Return the name, cut as in a WAIT event."""
     return name if len(name) < _KEPT_BYTES // 4 else name.encode()[:_KEPT_BYTES].decode(errors="ignore")
 
 

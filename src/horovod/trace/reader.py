@@ -34,7 +34,10 @@ class Reader:
         except OSError as error:
             raise NotATimelineError(f"{path}: {error.strerror}") from None
         if self._bytes == 0:
-            raise NotATimelineError(f"{path} is empty: no rank has written an event\nhint: did the ranks call init?")
+            raise NotATimelineError(
+                f"{path} is empty: no rank has written an event\n"
+                "hint: a rank writes its first event when it has called hvd.init()"
+            )
         if first[0].strip() != b"[" or not first[1].startswith(b'{"name": "horovod"'):
             raise NotATimelineError(
                 f"{path} is not a timeline of Horovod\nhint: horovodrun --timeline-filename FILE writes one"

@@ -25,7 +25,9 @@ def summarize(reader: Reader) -> dict[str, Any]:
     """Reads the whole file. Raises NotATimelineError if no rank has written into it."""
     numbers = reader.ranks()
     if not numbers:
-        raise NotATimelineError(f"{reader.path} has no events\nhint: did the ranks call an operation of Horovod?")
+        raise NotATimelineError(
+            f"{reader.path} has no events\nhint: record a script that calls an operation of Horovod"
+        )
     arrivals = Arrivals(numbers)
     ranks = {number: Rank(number, arrivals) for number in numbers}
     for event in reader.events():

@@ -40,7 +40,7 @@ def _lines(summary: dict[str, Any]) -> Iterator[str]:
     yield EXPOSED if summary["knows_exposed"] else UNKNOWN
     if len(ranks) > 1:
         yield ""
-        yield "Who came last, and how long the others waited (waits that overlap are all added)"
+        yield "Which rank came last, and how long the others waited (waits that overlap are all added)"
         columns = ["rank", "came last", "others waited", "longest", "waited itself"]
         yield from _table(columns, [_lateness_of(rank) for rank in ranks])
         yield _latest(ranks)
@@ -67,8 +67,8 @@ def milliseconds(seconds: float | None) -> str:
 
 
 def share(part: float | None, whole: float) -> str:
-    """For example ` (25 %)`; nothing if it is unknown."""
-    return "" if part is None or whole <= 0 else f" ({100 * part / whole:.0f} %)"
+    """For example ` (25%)`; nothing if it is unknown."""
+    return "" if part is None or whole <= 0 else f" ({100 * part / whole:.0f}%)"
 
 
 def _times_of(rank: dict[str, Any], duration_s: float) -> list[str]:
@@ -95,8 +95,8 @@ def _latest(ranks: Sequence[dict[str, Any]]) -> str:
     if total == 0:
         return "no rank was late by 20 us or more"
     return (
-        f"rank {late['rank']} is the latest: {share(late['others_waited_s'], total).strip(' ()')} of all waiting was "
-        "for it. Ranks of other hosts are in their hosts' files"
+        f"rank {late['rank']} was late most: {share(late['others_waited_s'], total).strip(' ()')} of all waiting was "
+        "for it. This file has only the ranks of its own host"
     )
 
 
@@ -155,4 +155,4 @@ def _plain(value: float | None) -> str:
 
 
 def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:+.1f} %"
+    return "-" if value is None else f"{value:+.1f}%"

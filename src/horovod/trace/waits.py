@@ -14,7 +14,7 @@ _SHORT_US = 20.0  # waits below are not counted as late, as in hvd.statistics()[
 
 @dataclasses.dataclass
 class Late:
-    """Of one rank. `waited_us`: it waited for others; the rest: it came last, and the others waited."""
+    """Lateness of one rank. `waited_us`: it waited for others; the rest: it came last, and the others waited."""
 
     waited_us: float = 0.0
     agreeing_us: float = 0.0  # after the last of this file had come: agreement, and ranks of other hosts

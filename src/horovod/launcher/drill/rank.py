@@ -104,7 +104,7 @@ def kill() -> None:
     _train_until(lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
-def stop() -> None:
+def freeze() -> None:
     """The last rank freezes."""
     _train_until(lambda: os.kill(os.getpid(), signal.SIGSTOP))
 
@@ -162,4 +162,4 @@ def elastic() -> None:
 
 
 if __name__ == "__main__":
-    {"checks": checks, "kill": kill, "stop": stop, "late": late, "elastic": elastic}[sys.argv[1]]()
+    {"checks": checks, "kill": kill, "freeze": freeze, "late": late, "elastic": elastic}[sys.argv[1]]()

@@ -57,7 +57,7 @@ class Ended:
 
 
 def run(flags: Sequence[str], hosts: Sequence[str]) -> int:
-    """The exit code: 0 if all that was promised happened. `flags`: horovodrun's, of the user. `hosts`: by rank."""
+    """Return 0 if every drill that ran went as expected. `flags`: horovodrun's, of the user. `hosts`: by rank."""
     try:
         rows = _all(flags, hosts)
     except KeyboardInterrupt:  # the job that ran has ended
@@ -66,9 +66,9 @@ def run(flags: Sequence[str], hosts: Sequence[str]) -> int:
     print(verdicts.table(rows), flush=True)
     failed = [row.drill for row in rows if not row.held]
     print(
-        f"horovodrun: drill: {', '.join(failed)}: not as promised"
+        f"horovodrun: drill: {', '.join(failed)}: not as expected"
         if failed
-        else "horovodrun: drill: all is as promised",
+        else "horovodrun: drill: every drill that ran went as expected",
         file=sys.stderr,
     )
     return 1 if failed else 0
@@ -106,17 +106,20 @@ def _killed(flags: Sequence[str], size: int, settings: Settings) -> Row:
 
 def _stopped(flags: Sequence[str], size: int, settings: Settings) -> Row:
     if not settings.frozen_timeout_s:
-        return Row("stop", "nothing, with HOROVOD_FROZEN_TIMEOUT_SECONDS=0", "not tried")
+        return Row("freeze", "a rank freezes", "not run: HOROVOD_FROZEN_TIMEOUT_SECONDS is 0", ran=False)
     within_s = settings.frozen_timeout_s + 1.0 + max(3.0, settings.termination_grace_s)
-    return _ended_by("stop", "a rank freezes", within_s, _job("stop", flags), size - 1)
+    return _ended_by("freeze", "a rank freezes", within_s, _job("freeze", flags), size - 1)
 
 
 def _ended_by(drill: str, what: str, within_s: float, ended: Ended, victim: int) -> Row:
+    fault = "was killed" if drill == "kill" else "froze"
     promised = f"{what}: the job ends within {within_s:g} s, and names it"
     if ended.said("fault") is None:
-        return Row(drill, promised, ended.failure(), (f"{drill}: the job did not get as far\n{ended.stderr}",))
+        return Row(
+            drill, promised, ended.failure(), (f"{drill}: the job failed before the rank {fault}\n{ended.stderr}",)
+        )
     if ended.code is None:
-        return Row(drill, promised, "the job went on", (f"{drill}: processes may be left on the hosts: look there",))
+        return Row(drill, promised, "the job went on", (f"{drill}: processes may be left on the hosts: check there",))
     mend = []
     names = re.search(rf"\brank {victim}\b", ended.stderr) is not None
     if ended.code == 0:
@@ -124,7 +127,7 @@ def _ended_by(drill: str, what: str, within_s: float, ended: Ended, victim: int)
     if not names:
         mend.append(f"{drill}: the message does not name rank {victim}. Report this, with the output\n{ended.stderr}")
     if ended.after_fault_s > within_s:
-        mend.append(f"{drill}: the end took {ended.after_fault_s:.1f} s. Look whether the hosts are overloaded")
+        mend.append(f"{drill}: the job took {ended.after_fault_s:.0f} s to end. Check whether the hosts are overloaded")
     return Row(
         drill, promised, f"{ended.after_fault_s:.1f} s, rank {victim} {'named' if names else 'not named'}", tuple(mend)
     )
@@ -139,7 +142,9 @@ def _late(flags: Sequence[str], size: int) -> Row:
     reported = "stall" in ended.stderr
     mend = [] if reported else ["late: there was no report of the stall. Report this"]
     if seen["late"] != size - 1 or seen["waited_s"] < LATE_S / 2:
-        mend.append(f"late: rank {seen['late']} was waited for longest, not rank {size - 1}. Look what slows its host")
+        mend.append(
+            f"late: rank {seen['late']} was waited for longest, not rank {size - 1}. Find out what slows its host"
+        )
     happened = (
         f"{'reported' if reported else 'not reported'}; rank {seen['late']} was waited for, {seen['waited_s']:.1f} s"
     )

@@ -119,7 +119,8 @@ def _absent_hosts(folder: Path, job: Job) -> list[str]:
 def _where_else(folder: Path, hosts: Sequence[str]) -> str:
     named = ", ".join(hosts[:8]) + (", ..." if len(hosts) > 8 else "")
     are = f"host{'s' if len(hosts) > 1 else ''} {named}"
-    return f"{are}: no part is here. If its ranks called init, it is in {folder} on that host: copy it into this folder"
+    theirs, them = ("their parts are", "those hosts") if len(hosts) > 1 else ("its part is", "that host")
+    return f"{are}: {theirs} missing here. If its ranks called init, copy {folder} from {them} into this folder"
 
 
 def _page(folder: Path, one: _Run, job: dict[str, Any], absent: Sequence[str]) -> list[str]:
@@ -149,7 +150,8 @@ def _page(folder: Path, one: _Run, job: dict[str, Any], absent: Sequence[str]) -
     if without:
         more = ", ..." if len(without) > _LISTED_RANKS else ""
         listed = ", ".join(map(str, without[:_LISTED_RANKS])) + more
-        lines.append(f"no counters are here of ranks {listed}: they were ended, or never called init")
+        ranks, these = ("ranks", "these ranks were") if len(without) > 1 else ("rank", "this rank was")
+        lines.append(f"the counters of {ranks} {listed} are missing: {these} killed, or never called init")
     if absent:
         lines.append(_where_else(folder, absent))
     return [

@@ -72,7 +72,8 @@ def parser() -> argparse.ArgumentParser:
         prog="horovodrun",
         usage="horovodrun -np N [options] COMMAND [ARGUMENT ...]",
         description="Starts N processes of a training script, lets them find each other, and ends them as one.",
-        epilog="example: horovodrun -np 2 python train.py --epochs 3",
+        epilog="commands: horovodrun jobs lists your running jobs; horovodrun top shows one; horovodrun stacks prints "
+        "where its ranks are. Example: horovodrun -np 2 python train.py --epochs 3",
         allow_abbrev=False,
     )
     made.set_defaults(without_effect=[])

@@ -13,7 +13,7 @@ __all__ = ["jobs"]
 
 
 def jobs() -> str:
-    """The text. Raises UsageError."""
+    """Return the table of jobs as text. Raises UsageError."""
     found = jobs_here()
     if not found:
         return "no job of this user runs on this host"

@@ -9,9 +9,12 @@ import textwrap
 from horovod.launcher.watch.facts import JobFacts, RankFacts
 from horovod.launcher.watch.verdict import judge
 
-__all__ = ["HEADER", "headline", "plain", "rows", "words"]
+__all__ = ["HEADER", "LEGEND", "headline", "plain", "rows", "words"]
 
 HEADER = ("RANK", "HOST", "STEPS/S", "WAITS", "DATA", "LATE", "CORE", "MB/S", "HEARD")
+LEGEND = (
+    "WAITS: waited for other ranks  DATA: blocked while data moved  LATE: others waited for it  CORE: waited for a core"
+)
 _LONGEST_HOST = 24
 
 
@@ -20,7 +23,7 @@ def headline(name: str, facts: JobFacts) -> str:
     ranks = list(facts.ranks.values())
     hosts = len({one.host for one in ranks})
     if not ranks:
-        return f"job {name}: no rank has said anything yet"
+        return f"job {name}: no rank has sent a status yet"
     rate = statistics.median(one.steps_per_s for one in ranks)
     step = max(one.steps_total for one in ranks)
     again = f", generation {facts.generation}" if facts.past or facts.generation > 1 else ""
@@ -36,7 +39,11 @@ def words(facts: JobFacts) -> list[str]:
         lines.append(str(verdict))
     missing = [rank for rank in range(facts.size) if rank not in facts.ranks]
     if missing and facts.ranks:
-        lines.append(f"{len(missing)} of {facts.size} ranks have said nothing yet, rank {missing[0]} for example")
+        lines.append(
+            f"{len(missing)} of {facts.size} ranks have sent no status yet, such as rank {missing[0]}"
+            if len(missing) > 1
+            else f"rank {missing[0]} has sent no status yet"
+        )
     if facts.past:
         first = facts.past[0]["size"]
         lines.append(f"generation {len(facts.past) + 1}: {facts.size} ranks; the first generation had {first}")
@@ -55,7 +62,8 @@ def rows(facts: JobFacts, most: int) -> list[tuple[str, ...]]:
 def plain(name: str, facts: JobFacts, width: int, height: int) -> str:
     """All of it as text of at most so many columns and lines."""
     head = [line for text in (headline(name, facts), *words(facts)) for line in textwrap.wrap(text, width)]
-    shown = [HEADER, *rows(facts, max(1, height - len(head) - 2))]
+    legend = textwrap.wrap(LEGEND, width)
+    shown = [HEADER, *rows(facts, max(1, height - len(head) - len(legend) - 2))]
     widths = [max(len(row[column]) for row in shown) for column in range(len(HEADER))]
     table = [
         "  ".join(
@@ -66,7 +74,7 @@ def plain(name: str, facts: JobFacts, width: int, height: int) -> str:
     ]
     left = len(facts.ranks) - (len(shown) - 1)
     table += [f"and {left} more ranks"] if left > 0 else []
-    return "\n".join([*head, *(line[:width] for line in table)])
+    return "\n".join([*head, *(line[:width] for line in table), *legend])
 
 
 def _late(facts: JobFacts) -> dict[int, float]:

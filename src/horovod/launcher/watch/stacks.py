@@ -30,7 +30,7 @@ def stacks(job_id: str | None, *, all_threads: bool = False) -> str:
 
 
 def _answers(view: dict[str, Any], number: int) -> tuple[dict[int, list[dict[str, Any]]], dict[int, str]]:
-    """The threads of the ranks that have answered; of the others, what they are doing instead."""
+    """The threads of the ranks that have answered; of the others, why they have not."""
     found: dict[int, list[dict[str, Any]]] = {}
     silent = {}
     for rank in range(view["size"]):
@@ -38,9 +38,12 @@ def _answers(view: dict[str, Any], number: int) -> tuple[dict[int, list[dict[str
             case {"newest": {"stacks": {"number": int(given), "threads": list(threads)}}} if given >= number:
                 found[rank] = threads
             case {"newest": {"pid": pid, "host": host}, "age_s": age_s}:
-                silent[rank] = f"pid {pid} on {host}, last heard {age_s:.0f} s ago"
+                silent[rank] = (
+                    f"has not answered (pid {pid} on {host}, last status {age_s:.0f} s ago): it is frozen or "
+                    "unreachable, or native code holds Python's lock"
+                )
             case _:
-                silent[rank] = "not heard of"
+                silent[rank] = "has sent no status yet"
     return found, silent
 
 
@@ -60,7 +63,7 @@ def grouped(found: dict[int, list[dict[str, Any]]], silent: dict[int, str], *, a
             lines += [f"    {frame}" for frame in frames]
         lines.append("")
     for rank, why in silent.items():
-        lines.append(f"rank {rank} has not answered ({why}): it is stopped, or native code holds Python's lock")
+        lines.append(f"rank {rank} {why}")
     return "\n".join(lines).rstrip("\n")
 
 

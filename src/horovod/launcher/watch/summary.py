@@ -14,7 +14,7 @@ __all__ = ["summary"]
 
 
 def summary(view: dict[str, Any], seconds: float) -> list[str]:
-    """The lines; none if no rank has said anything. `seconds`: how long the job ran.
+    """The lines; none if no rank has sent a status. `seconds`: how long the job ran.
 
     `view`: of Statuses.view, whole.
     """
@@ -26,15 +26,16 @@ def summary(view: dict[str, Any], seconds: float) -> list[str]:
     moved = max(one.bytes_per_s * one.span_s for one in ranks) + sum(one["bytes"] for one in facts.past)
     lines = [
         f"{datetime.timedelta(seconds=round(seconds))}, {steps:,} steps, {moved / 1e9:,.1f} GB reduced on each rank",
-        f"of its time, a typical rank waited {_percent(statistics.median(one.lost_share for one in ranks))} for other "
-        f"ranks and {_percent(statistics.median(one.data_share for one in ranks))} for data",
+        f"a typical rank spent {_percent(statistics.median(one.lost_share for one in ranks))} of its time waiting for "
+        f"other ranks and {_percent(statistics.median(one.data_share for one in ranks))} waiting for data",
         *_who_was_last(facts),
     ]
     verdict = judge(facts, sustained=False)
     if verdict is not None:
         lines.append(str(verdict))
     if facts.past:
-        lines.append(f"the ranks have begun anew {len(facts.past)} times, since workers left or joined")
+        times, worlds = ("once", "") if len(facts.past) == 1 else (f"{len(facts.past)} times", " each time")
+        lines.append(f"workers left or joined {times}, and training went on in a new world{worlds}")
     return lines
 
 

@@ -18,10 +18,6 @@ from horovod.world.channel import ChannelError
 
 __all__ = ["top"]
 
-_HINT = (
-    "hint: WAITS for other ranks, DATA: blocked while data moved, LATE: others waited for it, CORE: waited for a core"
-)
-
 
 def top(job_id: str | None, interval_s: float, *, once: bool = False) -> int:
     """Shows the job until it ends, or once. Returns an exit code. Raises UsageError."""
@@ -67,9 +63,9 @@ def _shower() -> Any:
         table = Table(box=None, pad_edge=False, header_style="bold")
         for column, title in enumerate(screen.HEADER):
             table.add_column(title, justify="left" if column == 1 else "right", no_wrap=True)
-        for row in screen.rows(facts, max(1, console.height - len(said) - 6)):
+        for row in screen.rows(facts, max(1, console.height - len(said) - 7)):
             table.add_row(*row)
         parts = [Text(screen.headline(name, facts), style="bold"), *(Text(line, style="yellow") for line in said)]
-        live.update(Group(*parts, table, Text(_HINT, style="dim")), refresh=True)
+        live.update(Group(*parts, table, Text(screen.LEGEND, style="dim")), refresh=True)
 
     return show

@@ -48,8 +48,8 @@ class Verdict:
         faster = 100 * (1 / (1 - min(self.share, 0.99)) - 1)
         where = f": {self.where}" if self.where else ""
         return (
-            f"rank {self.rank} (host {self.host}) comes {_milliseconds(self.late_s)} late in each step{since}{where}; "
-            f"without that the job would be {faster:.0f}% faster"
+            f"rank {self.rank} (host {self.host}) has been {_milliseconds(self.late_s)} late in each step{since}"
+            f"{where}. Without this delay the job would be {faster:.0f}% faster"
         )
 
 
@@ -151,8 +151,8 @@ def _reason(late: RankFacts, others: list[RankFacts], share: float) -> tuple[str
     waits_for_core = late.core_share - statistics.median(one.core_share for one in others)
     part, line, excess = _longest_part(late, others)
     if excess < _NEARLY_ALL * share and waits_for_core >= max(_MOST_OF_IT * share, _LEAST_CORE_SHARE):
-        percent = 100 * late.core_share
-        return "core", f"it waits for a core {percent:.0f}% of the time, so other programs use its cores"
+        cause = "other programs, or too many ranks or threads, use its cores"
+        return "core", f"it waits for a core {100 * late.core_share:.0f}% of the time: {cause}"
     if excess < _MOST_OF_IT * share:
         return "", ""
     return (part or line), (f"it is in {part}, {line}" if part else f"it is in {line}")
