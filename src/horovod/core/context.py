@@ -16,10 +16,10 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from horovod.core import gpus, native, tracebacks
+from horovod.core import arrivals, gpus, native, tracebacks
 from horovod.core.exceptions import DuplicateNameError, InvalidRequestError, NotInitializedError, StartError
 from horovod.core.requests import RequestCache
 from horovod.core.status import StatusThread
@@ -242,9 +242,7 @@ class Context:
         self.sets.clear()
         if os.getpid() != self.process_id:
             return  # a forked child: the engine's thread lives in the parent only
-        for name, value in self.statistics()["arrivals"].items():
-            if name in _earlier:
-                _earlier[name] += value
+        arrivals.keep(self.statistics()["arrivals"])
         # Both know this context, which would not be freed while it knew them.
         teller, self._teller = self._teller, None
         exporter, self._exporter = self._exporter, None
@@ -394,34 +392,13 @@ class Context:
             buffer = ctypes.create_string_buffer(length + 256)
             needed = int(self.library.hvd_statistics(self.pointer, buffer, len(buffer)))
             if needed < len(buffer):
-                facts = json.loads(buffer.value)
-                facts["arrivals"] = {
-                    **_with_numbers(facts["arrivals"], self.world.host_of_rank),
-                    "earlier": dict(_earlier),
-                }
-                return dict(facts)
+                facts: dict[str, Any] = json.loads(buffer.value)
+                return {**facts, "arrivals": arrivals.complete(facts["arrivals"], self.world.host_of_rank)}
             length = needed
-
-
-def _with_numbers(arrivals: dict[str, Any], host_of_rank: Sequence[int]) -> dict[str, Any]:
-    """The keys of JSON are texts, also those that are ranks and process sets. Adds the rows of hosts."""
-    for name in ("by_rank", "last_minute", "by_process_set"):
-        arrivals[name] = {int(number): row for number, row in arrivals[name].items()}
-    by_host: dict[int, dict[str, float]] = {}
-    for rank, row in arrivals["by_rank"].items():
-        if rank >= 0:
-            sums = by_host.setdefault(host_of_rank[rank], {"times": 0, "waited_s": 0.0})
-            sums["times"] += row["times"]
-            sums["waited_s"] += row["waited_s"]
-    return {**arrivals, "by_host": by_host}
 
 
 tracebacks.install()  # not in init: a script that forgets it gets an error, too
 starting = threading.RLock()  # held while a generation starts or ends
-# Of generations of this process that have ended; in an elastic job, from before the newest change of workers.
-_earlier = dict.fromkeys(
-    ("seconds", "steps", "calls", "waited_s", "waiting_s", "blocked_for_ranks_s", "blocked_for_data_s"), 0.0
-)
 _current: Context | None = None
 _was_shut_down = False
 _grows = False

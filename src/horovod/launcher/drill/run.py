@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from horovod.launcher.drill import verdicts
@@ -28,6 +29,7 @@ JOB_S = 100.0  # then a job is ended
 LINK_ROUND_S = 5.0  # more, for each round of pairs
 NOTICED_S = 0.5
 _END_S = 10.0
+_interrupted = threading.Event()
 
 
 @dataclasses.dataclass
@@ -59,7 +61,8 @@ class Ended:
 def run(flags: Sequence[str], hosts: Sequence[str]) -> int:
     """Return 0 if every drill that ran went as expected. `flags`: horovodrun's, of the user. `hosts`: by rank."""
     try:
-        rows = _all(flags, hosts)
+        with _interrupts_wait():
+            rows = _all(flags, hosts)
     except KeyboardInterrupt:  # the job that ran has ended
         print("horovodrun: drill: interrupted", file=sys.stderr)
         return shell_code(-signal.SIGINT)
@@ -72,6 +75,18 @@ def run(flags: Sequence[str], hosts: Sequence[str]) -> int:
         file=sys.stderr,
     )
     return 1 if failed else 0
+
+
+@contextlib.contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Ctrl-C is kept for _job's loop. Raised in the middle of a fork, Python would only print the exception."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:  # nohup
+        signal.signal(signal.SIGINT, lambda *_: _interrupted.set())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _all(flags: Sequence[str], hosts: Sequence[str]) -> list[Row]:
@@ -193,7 +208,8 @@ def _job(name: str, flags: Sequence[str]) -> Ended:
         reader.start()
     try:
         while process.poll() is None and time.monotonic() < ended.end_s:
-            time.sleep(0.01)
+            if _interrupted.wait(0.01):
+                raise KeyboardInterrupt
         ended.code = process.returncode
     finally:
         if process.poll() is None:

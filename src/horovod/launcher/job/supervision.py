@@ -83,9 +83,8 @@ class Supervision:
         address, addresses = _where_to_meet(job, hosts)
         try:
             self.server = RendezvousServer(secret, address)
-            self._file = job_files.write(
-                "127.0.0.1" if address == "0.0.0.0" else address, self.server.port, secret, shlex.join(job.command)
-            )
+            here = "127.0.0.1" if address == "0.0.0.0" else address
+            self._file = job_files.write(here, self.server.port, secret, _shown(job))
         except OSError as error:
             hint = f"ranks use IPv4: `ip address show lo` must have 127.0.0.1; {job.terms.interface} names another one"
             raise UsageError(f"no port can be opened at {address}: {error.strerror}\nhint: {hint}", 1) from error
@@ -469,6 +468,11 @@ def _most_that_come(job: Job, hosts: list[str] | None) -> tuple[int, int]:
     """Hosts and ranks, of elastic jobs as far as is known."""
     most = job.elastic.rules.max_np if job.elastic is not None else len(job.ranks)
     return (_UNKNOWN_HOSTS if hosts is None else len(hosts)), most or _UNKNOWN_RANKS
+
+
+def _shown(job: Job) -> str:
+    """The command, for `horovodrun jobs`."""
+    return shlex.join(job.command) if job.joined is None else "horovod.spark.run"
 
 
 def _where_to_meet(job: Job, hosts: list[str] | None) -> tuple[str, list[str]]:
