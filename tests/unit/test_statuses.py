@@ -10,7 +10,7 @@ import pytest
 from horovod.core.samples import IN_HOROVOD
 from horovod.launcher.watch import screen
 from horovod.launcher.watch.facts import facts_of, since_init
-from horovod.launcher.watch.stacks import grouped, ranks_in_words
+from horovod.launcher.watch.stacks import _answers, grouped, ranks_in_words
 from horovod.launcher.watch.summary import summary
 from horovod.launcher.watch.verdict import Verdict, judge
 from horovod.world.statuses import Statuses
@@ -211,3 +211,35 @@ def test_ranks_in_words(ranks: list[int], words: str) -> None:
 
 def test_a_verdict_of_seconds_reads_well() -> None:
     assert "has been 12 s late" in str(Verdict(0, "h", 12.2, None, 0.5, "", ""))
+
+
+@pytest.mark.parametrize(
+    ("worlds", "line"),
+    [
+        (1, "workers left or joined once, and training went on in a new world"),
+        (3, "workers left or joined 3 times, and training went on in a new world each time"),
+    ],
+)
+def test_the_summary_counts_the_worlds_of_an_elastic_job(worlds: int, line: str) -> None:
+    past = [{"size": 3, "steps": 10, "bytes": 10}] * worlds
+    assert summary({**job(ONE_IS_LATE), "past": past}, 62.0)[-1] == line
+
+
+@pytest.mark.parametrize(
+    ("size", "line"),
+    [(5, "rank 4 has sent no status yet"), (8, "4 of 8 ranks have sent no status yet, such as rank 4")],
+)
+def test_ranks_without_a_status_are_named(size: int, line: str) -> None:
+    assert line in screen.words(facts_of({**job(ONE_IS_LATE), "size": size}))
+
+
+def test_a_rank_that_does_not_answer_is_said_with_its_process() -> None:
+    newest = {"pid": 7, "host": "a", "stacks": {"number": 1, "threads": []}}
+    found, silent = _answers({"size": 2, "ranks": {"0": {"newest": newest, "age_s": 9.0}}}, 2)
+    assert found == {} and silent[1] == "has sent no status yet"
+    assert silent[0].startswith("has not answered (pid 7 on a, last status 9 s ago): it is frozen or unreachable")
+
+
+def test_the_view_explains_its_columns() -> None:
+    text = screen.plain("1a2b3c", facts_of(job(ONE_IS_LATE)), 80, 20)
+    assert screen.LEGEND.split() == " ".join(text.splitlines()[-2:]).split()
