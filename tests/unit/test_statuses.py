@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+import weakref
 from typing import Any
 
 import pytest
 
-from horovod.core.samples import IN_HOROVOD
+from horovod.core.samples import IN_HOROVOD, stacks
 from horovod.launcher.watch import screen
-from horovod.launcher.watch.facts import facts_of, since_init
-from horovod.launcher.watch.stacks import _answers, grouped, ranks_in_words
+from horovod.launcher.watch.facts import facts_of, ranks_in_words, since_init
+from horovod.launcher.watch.stacks import _answers, grouped
 from horovod.launcher.watch.summary import summary
-from horovod.launcher.watch.verdict import Verdict, judge
+from horovod.launcher.watch.verdict import Verdict, judge, stuck
 from horovod.world.statuses import Statuses
 
 STEP_S = 0.1
@@ -152,6 +155,44 @@ def test_a_large_job_says_less_often_how_it_does_and_is_read_in_pages() -> None:
             break
         view = statuses.view(view["next"], 1.0)
     assert len(seen) == 1000 and "past" not in view
+
+
+def test_ranks_that_others_wait_for_in_vain_are_named() -> None:
+    view = job([{}, {}, {}], stuck_s={0: 0.4, 2: 0.4}, in_flight={0: 1, 2: 1})
+    said = "2 ranks (0, 2) have waited 12 s for rank 1, which has not called the same operation"
+    assert screen.words(facts_of(view)) == [f"{said}; horovodrun stacks prints where they are"]
+    assert summary(view, 62.0)[-1] == f"at the end, {said}"
+    assert stuck(facts_of(job([{}, {}], in_flight={0: 1, 1: 1}, stuck_s={0: 0.4, 1: 0.4}))) == ""  # data moves
+
+
+def test_a_narrow_screen_leaves_columns_out() -> None:
+    lines = screen.plain("1a2b3c", facts_of(job(ONE_IS_LATE)), 40, 30).splitlines()
+    header = next(line for line in lines if line.strip().startswith("RANK"))
+    assert header.split() == ["RANK", "HOST", "STEPS/S", "WAITS", "DATA", "LATE"] and max(map(len, lines)) <= 40
+
+
+def test_stacks_keep_nothing_alive() -> None:
+    class Held:
+        pass
+
+    def hold(ready: threading.Event, over: threading.Event, gone: list[Any]) -> None:
+        held = Held()
+        gone.append(weakref.ref(held))
+        ready.set()
+        over.wait()
+
+    ready, over, gone = threading.Event(), threading.Event(), list[Any]()
+    holder = threading.Thread(target=hold, args=(ready, over, gone))
+    gc.disable()
+    try:
+        holder.start()
+        ready.wait()
+        assert any(" in hold" in frame for one in stacks() for frame in one["frames"])
+        over.set()
+        holder.join()
+        assert gone[0]() is None
+    finally:
+        gc.enable()
 
 
 def test_generations_are_summed_up() -> None:

@@ -111,7 +111,7 @@ class Context:
         self.running = True
         self._exporter: Exporter | None = None
         try:
-            if settings.status_interval_s and world.rendezvous is not None and self.size > 1:
+            if settings.status_interval_s and world.rendezvous is not None:
                 self._teller = StatusThread(world, settings.status_interval_s, self.statistics)
             if settings.timeline and settings.timeline.upper() != "DYNAMIC":
                 self._start_own_timeline(settings)

@@ -80,8 +80,12 @@ def stacks() -> list[dict[str, Any]]:
     """The stacks of all threads that run Python, the main thread first; the innermost call last, as in tracebacks."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
-    found = sorted(sys._current_frames().items(), key=lambda item: item[0] != main)
-    shown = [(ident, frame) for ident, frame in found if ident != threading.get_ident() and not _is_own(names, ident)]
+    frames = sys._current_frames()
+    # With its own frame in it, this function's frame would keep all frames, and what they hold, until the garbage is
+    # collected. TensorFlow's data sets must go before the interpreter ends.
+    del frames[threading.get_ident()]
+    found = sorted(frames.items(), key=lambda item: item[0] != main)
+    shown = [(ident, frame) for ident, frame in found if not _is_own(names, ident)]
     return [
         {"thread": "main" if ident == main else names.get(ident, str(ident)), "frames": _frames(frame)}
         for ident, frame in shown[:_MOST_THREADS]

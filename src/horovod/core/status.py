@@ -11,6 +11,7 @@ this rank's clock, and counts since init:
 | seconds, steps, waiting_s, blocked_times, blocked_for_ranks_s, blocked_for_data_s | from its `arrivals` |
 | by_rank | for which ranks this one has waited: seconds by rank, the longest ones |
 | late | the rank that this one waits for lately: rank, share (of the time), since_step, since_s |
+| stuck_s | for how long calls have been in flight and none has become ready |
 | core_wait_s | how long the thread that waits longest for a core did so |
 | address | of this host, if the job has several |
 | links | then, by the other hosts' addresses: bytes that have arrived there, and seconds that it took (link_rates.py) |
@@ -61,6 +62,7 @@ class StatusThread:
         self._stacks = 0  # the number of the newest request that came
         self._late = _Late()
         self._core_waits = _CoreWaits()
+        self._stuck_since: tuple[int, float] | None = None  # the calls that were ready then, and the time
         self._file: job_files.JobFile | None = None
         if world.identity.local_rank == 0:
             self._file = job_files.write(*self._rendezvous.place(), " ".join(sys.orig_argv))
@@ -123,6 +125,7 @@ class StatusThread:
             "by_rank": {str(rank): round(waits[rank], 6) for rank in longest},
             "late": self._late.now(arrivals, waits),
             "core_wait_s": self._core_waits.now(),
+            "stuck_s": self._stuck_s(facts["in_flight"], arrivals),
         }
         opener = self._world.opener
         others = opener.addresses_of_others() if opener is not None else set()
@@ -134,6 +137,13 @@ class StatusThread:
         if self._stacks:
             status["stacks"] = {"number": self._stacks, "threads": samples.stacks()}
         return status
+
+    def _stuck_s(self, in_flight: int, arrivals: dict[str, Any]) -> float:
+        if not in_flight:
+            self._stuck_since = None
+        elif self._stuck_since is None or self._stuck_since[0] != arrivals["calls"]:
+            self._stuck_since = arrivals["calls"], arrivals["seconds"]
+        return 0.0 if self._stuck_since is None else round(arrivals["seconds"] - self._stuck_since[1], 1)
 
 
 class _Late:

@@ -87,9 +87,9 @@ def main(
 def _look(arguments: Sequence[str]) -> int:
     try:
         text, code = look(arguments)
+        return _answer(text) if text else code
     except UsageError as error:
         return _refused(error, lambda _: None)
-    return _answer(text) if text else code
 
 
 def _drill(options: argparse.Namespace, arguments: Sequence[str], environment: dict[str, str]) -> int:
@@ -134,6 +134,9 @@ def _answer(text: str) -> int:
         print(text, flush=True)
     except BrokenPipeError:
         discard(sys.stdout)
+    except OSError as error:
+        discard(sys.stdout)
+        raise UsageError(f"cannot print: {error.strerror or error}", 1) from None
     return 0
 
 

@@ -472,7 +472,9 @@ def _most_that_come(job: Job, hosts: list[str] | None) -> tuple[int, int]:
 
 def _shown(job: Job) -> str:
     """The command, for `horovodrun jobs`."""
-    return shlex.join(job.command) if job.joined is None else "horovod.spark.run"
+    if job.joined is not None:
+        return "horovod.spark.run"
+    return shlex.join(job.command) if job.command[0] else "horovod.run"  # whose program is this Python
 
 
 def _where_to_meet(job: Job, hosts: list[str] | None) -> tuple[str, list[str]]:

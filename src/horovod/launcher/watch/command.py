@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 
+from horovod.launcher.job.terminal import discard
 from horovod.launcher.options.usage import UsageError
 from horovod.world.channel import ChannelError
 
@@ -28,7 +30,7 @@ def look(arguments: Sequence[str]) -> tuple[str, int]:
         )
     if name == "top":
         parser.add_argument("--once", action="store_true", help="print one view and exit")
-        parser.add_argument("--interval", type=float, default=2.0, metavar="S", help="seconds between two views (2)")
+        parser.add_argument("--interval", type=_seconds, default=2.0, metavar="S", help="seconds between two views (2)")
     if name == "stacks":
         parser.add_argument("--all-threads", action="store_true", help="print all threads that run Python")
     options = parser.parse_args(arguments[1:])
@@ -36,6 +38,18 @@ def look(arguments: Sequence[str]) -> tuple[str, int]:
         return _run(name, options)
     except ChannelError as error:
         raise UsageError(f"the job cannot be asked: {error}", 1) from None
+    except BrokenPipeError:  # of a reader that takes only the beginning
+        discard(sys.stdout)
+        return "", 0
+    except OSError as error:
+        discard(sys.stdout)
+        raise UsageError(f"cannot print: {error.strerror or error}", 1) from None
+
+
+def _seconds(text: str) -> float:
+    if not 0.1 <= (seconds := float(text)) <= 3600:
+        raise ValueError
+    return seconds
 
 
 def _run(name: str, options: argparse.Namespace) -> tuple[str, int]:

@@ -7,11 +7,12 @@ What a status lacks, or has in another form than core/status.py gives it, counts
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 from horovod.core.status import lost
 
-__all__ = ["JobFacts", "Sampled", "RankFacts", "facts_of", "since_init"]
+__all__ = ["JobFacts", "Sampled", "RankFacts", "facts_of", "ranks_in_words", "since_init"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,10 +34,10 @@ class Sampled:
 class RankFacts:
     """One rank in a span of time. Shares are of that time.
 
-    `lost_share`: it waited for other ranks. `data_share`: it was blocked while data moved. `core_share`: one
-    of its threads waited for a core. `waits`: seconds by the rank that was waited for.
-    `late`: the rank that it waits for lately, with `since_step` and `since_s`. `links`: by the other
-    host's address: bytes that have arrived there, and seconds that it took.
+    `lost_share`: it waited for other ranks. `data_share`: it was blocked while data moved. `core_share`: one of its
+    threads waited for a core. `waits`: seconds by the rank that was waited for. `late`: the rank that it waits for
+    lately, with `since_step` and `since_s`. `stuck_s`: its calls have waited for so long, and none has become ready.
+    `links`: by the other host's address: bytes that have arrived there, and seconds that it took.
     """
 
     rank: int
@@ -55,6 +56,8 @@ class RankFacts:
     waits: dict[int, float]
     late: dict[str, Any] | None
     sampled: Sampled | None
+    in_flight: int
+    stuck_s: float
     address: str
     links: dict[str, tuple[float, float]]
 
@@ -81,6 +84,21 @@ def facts_of(view: dict[str, Any]) -> JobFacts:
 def since_init(view: dict[str, Any]) -> JobFacts:
     """The job since its last init. A rank that has ended gives its last status."""
     return _facts(view, lately=False)
+
+
+def ranks_in_words(ranks: Iterable[int]) -> str:
+    """`rank 3`, `2 ranks (0, 4)`, `126 ranks (0-99, 102-127)`."""
+    ordered = sorted(ranks)
+    spans: list[list[int]] = []
+    for rank in ordered:
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    if len(ordered) == 1:
+        return f"rank {ordered[0]}"
+    listed = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+    return f"{len(ordered)} ranks ({listed})"
 
 
 def _facts(view: dict[str, Any], *, lately: bool) -> JobFacts:
@@ -121,6 +139,8 @@ def _rank_facts(rank: int, new: dict[str, Any], old: dict[str, Any], age_s: floa
         waits={of: wait for of, wait in waits.items() if wait > 0},
         late=_late(new.get("late")),
         sampled=_sampled(new.get("sampled")),
+        in_flight=int(_number(new.get("in_flight"))),
+        stuck_s=_number(new.get("stuck_s")),
         address=str(new.get("address", "")),
         links=_links(_object(new.get("links")), _object(old.get("links"))),
     )

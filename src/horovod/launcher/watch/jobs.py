@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import datetime
+import shutil
+import sys
 import time
 
 from horovod.launcher.watch.door import Running, jobs_here
@@ -19,9 +21,9 @@ def jobs() -> str:
         return "no job of this user runs on this host"
     rows = [("JOB", "RANKS", "HOSTS", "FOR", "STEPS/S", "COMMAND"), *map(_row, found)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
-    return "\n".join(
-        "  ".join([*(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
-    )
+    lines = ["  ".join([*map(str.ljust, row, widths), row[-1]]) for row in rows]
+    room = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    return "\n".join(line[:room] for line in lines)
 
 
 def _row(job: Running) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import statistics
 import textwrap
 
 from horovod.launcher.watch.facts import JobFacts, RankFacts
-from horovod.launcher.watch.verdict import judge
+from horovod.launcher.watch.verdict import judge, stuck
 
 __all__ = ["HEADER", "LEGEND", "headline", "plain", "rows", "words"]
 
@@ -16,6 +16,7 @@ LEGEND = (
     "WAITS: waited for other ranks  DATA: blocked while data moved  LATE: others waited for it  CORE: waited for a core"
 )
 _LONGEST_HOST = 24
+_LEFT_OUT_FIRST = ("MB/S", "CORE", "HEARD", "DATA", "HOST")
 
 
 def headline(name: str, facts: JobFacts) -> str:
@@ -34,8 +35,9 @@ def headline(name: str, facts: JobFacts) -> str:
 def words(facts: JobFacts) -> list[str]:
     """The verdict, ranks that are missing or silent, and losses."""
     lines = []
-    verdict = judge(facts)
-    if verdict is not None:
+    if hangs := stuck(facts):
+        lines.append(f"{hangs}; horovodrun stacks prints where they are")
+    elif (verdict := judge(facts)) is not None:
         lines.append(str(verdict))
     missing = [rank for rank in range(facts.size) if rank not in facts.ranks]
     if missing and facts.ranks:
@@ -46,7 +48,7 @@ def words(facts: JobFacts) -> list[str]:
         )
     if facts.past:
         first = facts.past[0]["size"]
-        lines.append(f"generation {len(facts.past) + 1}: {facts.size} ranks; the first generation had {first}")
+        lines.append(f"generation {facts.generation}: {facts.size} ranks; the first generation had {first}")
     return lines
 
 
@@ -64,17 +66,23 @@ def plain(name: str, facts: JobFacts, width: int, height: int) -> str:
     head = [line for text in (headline(name, facts), *words(facts)) for line in textwrap.wrap(text, width)]
     legend = textwrap.wrap(LEGEND, width)
     shown = [HEADER, *rows(facts, max(1, height - len(head) - len(legend) - 2))]
-    widths = [max(len(row[column]) for row in shown) for column in range(len(HEADER))]
-    table = [
-        "  ".join(
-            cell.ljust(size) if column == 1 else cell.rjust(size)
-            for column, (cell, size) in enumerate(zip(row, widths, strict=True))
-        )
+    table = _table(shown, width)
+    left = len(facts.ranks) - (len(shown) - 1)
+    table += [f"and {left} more rank{'s' if left > 1 else ''}"] if left > 0 else []
+    return "\n".join([*head, *(line[:width] for line in table), *legend])
+
+
+def _table(shown: list[tuple[str, ...]], width: int) -> list[str]:
+    """The lines, without the columns that a narrow terminal has no room for."""
+    sizes = {title: max(len(row[column]) for row in shown) for column, title in enumerate(HEADER)}
+    for title in _LEFT_OUT_FIRST:
+        if sum(sizes.values()) + 2 * (len(sizes) - 1) > width:
+            del sizes[title]
+    columns = [(HEADER.index(title), title, size) for title, size in sizes.items()]
+    return [
+        "  ".join(row[at].ljust(size) if title == "HOST" else row[at].rjust(size) for at, title, size in columns)
         for row in shown
     ]
-    left = len(facts.ranks) - (len(shown) - 1)
-    table += [f"and {left} more ranks"] if left > 0 else []
-    return "\n".join([*head, *(line[:width] for line in table), *legend])
 
 
 def _late(facts: JobFacts) -> dict[int, float]:

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from typing import Any
 
 from horovod.core.tracebacks import is_of_script
 from horovod.launcher.watch.door import one_job, open_job
+from horovod.launcher.watch.facts import ranks_in_words
 
-__all__ = ["grouped", "ranks_in_words", "stacks"]
+__all__ = ["grouped", "stacks"]
 
 _PATIENCE_S = 6.0
 _LOOK_S = 0.1
@@ -24,8 +24,8 @@ def stacks(job_id: str | None, *, all_threads: bool = False) -> str:
         while True:
             view = rendezvous.statuses()
             found, silent = _answers(view, number)
-            if not silent or time.monotonic() > until:
-                return grouped(found, silent, all_threads=all_threads)
+            if (found and not silent) or time.monotonic() > until:
+                return grouped(found, silent, all_threads=all_threads) or "no rank has sent a status yet"
             time.sleep(_LOOK_S)
 
 
@@ -65,21 +65,6 @@ def grouped(found: dict[int, list[dict[str, Any]]], silent: dict[int, str], *, a
     for rank, why in silent.items():
         lines.append(f"rank {rank} {why}")
     return "\n".join(lines).rstrip("\n")
-
-
-def ranks_in_words(ranks: Iterable[int]) -> str:
-    """`rank 3`, `2 ranks (0, 4)`, `126 ranks (0-99, 102-127)`."""
-    ordered = sorted(ranks)
-    spans: list[list[int]] = []
-    for rank in ordered:
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    if len(ordered) == 1:
-        return f"rank {ordered[0]}"
-    listed = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
-    return f"{len(ordered)} ranks ({listed})"
 
 
 def _innermost(frames: tuple[str, ...]) -> str:

@@ -8,7 +8,7 @@ import statistics
 from typing import Any
 
 from horovod.launcher.watch.facts import JobFacts, since_init
-from horovod.launcher.watch.verdict import judge
+from horovod.launcher.watch.verdict import judge, stuck
 
 __all__ = ["summary"]
 
@@ -28,11 +28,13 @@ def summary(view: dict[str, Any], seconds: float) -> list[str]:
         f"{datetime.timedelta(seconds=round(seconds))}, {steps:,} steps, {moved / 1e9:,.1f} GB reduced on each rank",
         f"a typical rank spent {_percent(statistics.median(one.lost_share for one in ranks))} of its time waiting for "
         f"other ranks and {_percent(statistics.median(one.data_share for one in ranks))} waiting for data",
-        *_who_was_last(facts),
     ]
-    verdict = judge(facts, sustained=False)
-    if verdict is not None:
-        lines.append(str(verdict))
+    if hung := stuck(facts):
+        lines.append(f"at the end, {hung}")
+    else:
+        lines += _who_was_last(facts)
+        verdict = judge(facts, sustained=False)
+        lines += [] if verdict is None else [str(verdict)]
     if facts.past:
         times, worlds = ("once", "") if len(facts.past) == 1 else (f"{len(facts.past)} times", " each time")
         lines.append(f"workers left or joined {times}, and training went on in a new world{worlds}")

@@ -14,12 +14,13 @@ import dataclasses
 import statistics
 
 from horovod.core.samples import IN_HOROVOD
-from horovod.launcher.watch.facts import JobFacts, RankFacts, Sampled
+from horovod.launcher.watch.facts import JobFacts, RankFacts, Sampled, ranks_in_words
 
-__all__ = ["SlowLink", "Verdict", "judge"]
+__all__ = ["SlowLink", "Verdict", "judge", "stuck"]
 
 _LEAST_SHARE = 0.05  # of the time: what the job must lose by a rank
 _LEAST_S, _LEAST_STEPS = 4.0, 4  # less is too short to judge
+_STUCK_S = 3.0
 _SUSTAINED_S = 4.0  # how long most others must have waited for the same rank
 _LEAST_SAMPLES = 30
 _MOST_OF_IT = 0.4  # a reason must explain this much of the lateness
@@ -77,6 +78,20 @@ def judge(facts: JobFacts, *, sustained: bool = True) -> Verdict | SlowLink | No
     if len(ranks) < 2:
         return None
     return _late_rank(ranks, sustained=sustained) or _slow_link(ranks)
+
+
+def stuck(facts: JobFacts) -> str:
+    """Names the ranks that some wait for and that have called nothing; an empty text if there are none."""
+    waiting = {rank: one.stuck_s for rank, one in facts.ranks.items() if one.stuck_s >= _STUCK_S}
+    missing = [rank for rank, one in facts.ranks.items() if not one.in_flight]
+    if not waiting or not missing:
+        return ""
+    has, have = ("has" if len(ranks) == 1 else "have" for ranks in (waiting, missing))
+    seconds = min(waiting.values())
+    return (
+        f"{ranks_in_words(waiting)} {has} waited {seconds:.0f} s for {ranks_in_words(missing)}, which {have} not "
+        "called the same operation"
+    )
 
 
 def _late_rank(ranks: dict[int, RankFacts], *, sustained: bool) -> Verdict | None:
