@@ -197,7 +197,7 @@ def test_a_transform_changes_columns_but_not_the_number_of_rows(folder: Path) ->
     with ParquetReader(str(folder), columns=["id"], transform=lambda rows: {"twice": rows["id"] * 2}) as reader:
         assert sorted(np.concatenate([batch["twice"] for batch in reader])) == list(range(0, 2 * ROWS, 2))
     wrong = ParquetReader(str(folder), columns=["id"], transform=lambda rows: {"id": rows["id"][1:]})
-    with pytest.raises(ValueError, match="transform made .* rows of .* in column `id`\nhint"):
+    with pytest.raises(ValueError, match="the transformation made .* rows of .* in column `id`\nhint"):
         list(wrong)
 
 

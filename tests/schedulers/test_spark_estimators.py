@@ -388,7 +388,13 @@ def test_a_frame_that_no_rank_can_read_is_refused_before_spark_runs(spark: Any, 
     refused("the validation column `v` is vector: expected bool or a number", validation="v")
     refused("the DataFrame has no rows for training", xor.where("a > 100"))
     refused("validation='held' leaves no rows for validation", xor.where("not held"), validation="held")
-    refused("there are 3 training rows for 4 ranks\nhint: num_proc=3", xor.limit(3), backend=Ranks(4))
+    refused("the data has 3 training rows for 4 ranks\nhint: num_proc=3", xor.limit(3), backend=Ranks(4))
+    words = xor.selectExpr("string(a) as t", "v", "y", "date'2026-01-01' as d")
+    text = "column `{}` has the type {}, and a model takes numbers\nhint: Spark's StringIndexer"
+    refused(text.format("t", "string"), words, feature_cols=["t"])
+    refused(text.format("d", "date"), words, label_cols=["d"])
+    with pytest.raises(ValueError, match="column `t` has the type string"):
+        keras_estimator(store).setFeatureCols(["t"]).fit(words)
     with pytest.raises(ValueError, match="partitions_per_process is 0"):
         util.prepare_data(2, store, xor, ["y"], ["v"], partitions_per_process=0).__enter__()
 

@@ -182,7 +182,13 @@ def test_what_cannot_work_is_refused_before_anything_is_written() -> None:
     assert refused(optimizer=None) == "Optimizer parameter is required"
     assert "loss is required" in refused(loss=None)
     assert "both loss and loss_constructors" in refused(loss_constructors=[torch.nn.MSELoss])
-    assert "loss has 3 entries: expected 1 or 1" in refused(loss=[torch.nn.MSELoss()] * 3)
+    assert refused(loss=[torch.nn.MSELoss()] * 3) == "loss has 3 entries: expected one"
+    assert "loss is 'bce': expected a function" in refused(loss="bce")
+    assert "a metric is 'accuracy': expected a function" in refused(metrics=["accuracy"])
+    assert "expected an optimizer of the model's parameters\nhint: " in refused(optimizer=torch.optim.SGD)
+    assert "model is a str: expected a torch.nn.Module" in refused(model="net")
+    assert "store is '/data': expected a Store\nhint: store=Store.create" in refused(store="/data")
+    assert "num_proc is 0: expected at least 1" in refused(num_proc=0)
     assert "2 loss weights for 1 label column" in refused(loss_weights=[1.0, 2.0])
     assert "a group of 2 metrics: expected 1 or 1" in refused(metrics=[[max, min]])
     assert "2 input shapes for 1 feature column" in refused(input_shapes=[[1], [1]], feature_cols=["x"])

@@ -216,9 +216,9 @@ def test_steps_a_transformation_a_cache_and_runs_that_are_not_saved(store: Local
 
 
 def test_too_few_rows_and_a_model_that_does_not_fit_are_errors(store: LocalStore) -> None:
-    with pytest.raises(ValueError, match="there are 240 training rows for 241 ranks\nhint: num_proc=240"):
+    with pytest.raises(ValueError, match="the data has 240 training rows for 241 ranks\nhint: num_proc=240"):
         fit_torch(store, backend=Here(241))
-    with pytest.raises(ValueError, match="there are 40 validation rows for 41 ranks\nhint: num_proc=40"):
+    with pytest.raises(ValueError, match="the data has 40 validation rows for 41 ranks\nhint: num_proc=40"):
         fit_torch(store, backend=Here(41), validation=0.1)
     with pytest.raises(ValueError, match=r"column `d` has 3 values in a row, and its shape \[-1, 4\] has 4"):
         fit_torch(store, input_shapes=[[-1, 4]])

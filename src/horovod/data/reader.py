@@ -163,7 +163,7 @@ class ParquetReader:
         for name, values in changed.items():
             if len(values) != rows:
                 raise ValueError(
-                    f"transform made {counted(len(values), 'row')} of {rows} in column `{name}`\n"
+                    f"the transformation made {counted(len(values), 'row')} of {rows} in column `{name}`\n"
                     "hint: it may change columns, not the number of rows: filter before the data is written"
                 )
         return changed

@@ -26,6 +26,6 @@ def to_torch(batches: Iterable[Columns], device: Any = None) -> Iterator[dict[st
             except TypeError:
                 raise TypeError(
                     f"PyTorch cannot make a tensor of column `{name}`, which has the type {values.dtype}\n"
-                    "hint: leave it out of `columns`, or turn it into numbers with `transform`"
+                    "hint: leave the column out, or turn it into numbers before"
                 ) from None
         yield tensors if device is None else {name: value.to(device) for name, value in tensors.items()}

@@ -66,6 +66,12 @@ def run_on_dataframe(
     Raises ValueError if there are fewer rows than ranks, or a column has a type that no array can hold.
     """
     tracebacks.install()
+    if not callable(fn) or not hasattr(df, "schema"):
+        raise TypeError(
+            f"{_NAME} got a {type(fn).__name__} and a {type(df).__name__}: expected a function and a DataFrame of Spark"
+        )
+    if batch_size < 1:
+        raise ValueError(f"{_NAME}: batch_size is {batch_size}: expected at least 1")
     parts = {"func": fn, "args": tuple(args), "kwargs": dict(kwargs or {})}
     call = dumps(tuple(parts.values()), "func", parts, _NAME)
     reader = {"batch_size": batch_size, "shuffle": shuffle, "seed": seed, "drop_last": drop_last}

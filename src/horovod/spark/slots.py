@@ -91,6 +91,6 @@ def _text(needed: int, seen: int, master: str, conf: Mapping[str, str]) -> str:
     names = ("spark.executor.instances", "spark.executor.cores", "spark.task.cpus", "spark.task.resource.gpu.amount")
     made_of = ", ".join([master, *(f"{name} {conf[name]}" for name in names if name in conf)])
     return (
-        f"horovod.spark.run needs {counted(needed, 'task')} at the same time, but Spark has {counted(seen, 'slot')} "
+        f"the job needs {counted(needed, 'task')} at the same time, but Spark has {counted(seen, 'slot')} "
         f"({made_of})\nhint: lower num_proc, or give Spark more executors or cores; each rank needs a task"
     )

@@ -24,6 +24,7 @@ from horovod.spark.common.training import Task, Transformation, train_on_rows
 
 __all__ = ["HorovodEstimator", "HorovodModel"]
 
+_NO_NUMBERS = ("string", "varchar", "char", "date", "timestamp", "timestamp_ntz")
 _STORE_HINT = "hint: store=Store.create('...'), a path or URL that the driver and all executors reach"
 
 
@@ -58,6 +59,7 @@ class HorovodEstimator(Estimator, EstimatorParams, HorovodReadable, HorovodWrita
 
     def _fit(self, df: Any) -> Any:
         self._check()
+        self._check_types(df)
         if self.getStore() is None:
             return self._fit_without_store(df)
         backend, store = self._backend(), self._store()
@@ -85,12 +87,37 @@ class HorovodEstimator(Estimator, EstimatorParams, HorovodReadable, HorovodWrita
         if self.getBackend() is not None and self.getNumProc() is not None:
             raise ValueError("both backend and num_proc were given: expected one; a backend has its number of ranks")
         dataset.check_validation(self.getValidation())
+        if self.getStore() is not None and not isinstance(self.getStore(), Store):
+            raise ValueError(
+                f"store is {self.getStore()!r}: expected a Store\nhint: store=Store.create('...') makes one of a path"
+            )
+        if self.getNumProc() is not None and self.getNumProc() <= 0:
+            raise ValueError(f"num_proc is {self.getNumProc()}: expected at least 1")
         for name in ("batch_size", "epochs", "partitions_per_process", "backward_passes_per_step"):
             if self.getOrDefault(name) is None or self.getOrDefault(name) <= 0:
                 raise ValueError(f"{name} is {self.getOrDefault(name)}: expected at least 1")
         weights, labels = self.getLossWeights(), self.getLabelCols()
         if weights is not None and len(weights) != len(labels):
             raise ValueError(f"{counted(len(weights), 'loss weight')} for {counted(len(labels), 'label column')}")
+
+    def _check_types(self, df: Any) -> None:
+        """Refuses columns without numbers, unless a function of the user makes numbers of them."""
+        features = self._feature_columns(df.columns)
+        used = [*(name for name in features if not self._takes_text(features.index(name))), *self.getLabelCols()]
+        if self.getTransformationFn() or self.getDataModule():
+            return
+        for name in used:
+            kind = df.schema[name].dataType.typeName() if name in df.columns else ""
+            if kind in _NO_NUMBERS:
+                raise ValueError(
+                    f"column `{name}` has the type {kind}, and a model takes numbers\n"
+                    "hint: Spark's StringIndexer makes an index of a text; a transformation_fn makes numbers of "
+                    "anything; feature_cols names the columns to use"
+                )
+
+    def _takes_text(self, feature: int) -> bool:
+        """True if the model itself makes numbers of the text of this feature."""
+        return False
 
     def _backend(self) -> Backend:
         backend = self.getBackend()
@@ -174,7 +201,7 @@ class HorovodEstimator(Estimator, EstimatorParams, HorovodReadable, HorovodWrita
         for kind, rows in (("training", train_rows), ("validation", val_rows)):
             if rows < size and (rows or kind == "training"):
                 raise ValueError(
-                    f"there are {counted(rows, f'{kind} row')} for {counted(size, 'rank')}\n"
+                    f"the data has {counted(rows, f'{kind} row')} for {counted(size, 'rank')}\n"
                     f"hint: num_proc={max(rows, 1)}, or more data"
                 )
         features = self._feature_columns(list(metadata))

@@ -133,6 +133,10 @@ class KerasEstimator(_WithKerasModel, HorovodEstimator):
         if self.getBackwardPassesPerStep() != 1:
             raise ValueError("KerasEstimator has no backward_passes_per_step: use a larger batch_size")
 
+    def _takes_text(self, feature: int) -> bool:
+        inputs = getattr(self.getModel(), "inputs", None) or []
+        return feature < len(inputs) and "string" in str(inputs[feature].dtype)
+
     def _check_shapes(self, metadata: Any, features: list[str]) -> None:
         inputs, _ = self.get_model_shapes()
         known = inputs if inputs and not any(-1 in shape[1:] for shape in inputs) else None

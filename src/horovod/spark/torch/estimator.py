@@ -111,6 +111,13 @@ class TorchEstimator(_WithOptimizer, HorovodEstimator):
         optimizer, loss, makers = self.getOptimizer(), self.getLoss(), self.getLossConstructors()
         if optimizer is None:
             raise ValueError("Optimizer parameter is required")
+        if not isinstance(self.getModel(), torch.nn.Module):
+            raise ValueError(f"model is a {type(self.getModel()).__name__}: expected a torch.nn.Module")
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise ValueError(
+                f"optimizer is {optimizer!r}: expected an optimizer of the model's parameters\n"
+                "hint: torch.optim.SGD(model.parameters(), lr=0.01)"
+            )
         if loss and makers:
             raise ValueError("both loss and loss_constructors were given: expected one")
         if not loss and not makers:
@@ -118,8 +125,17 @@ class TorchEstimator(_WithOptimizer, HorovodEstimator):
         labels = len(self.getLabelCols())
         for name, found in (("loss", loss), ("loss_constructors", makers)):
             if isinstance(found, (list, tuple)) and len(found) not in (1, labels):
-                raise ValueError(f"{name} has {counted(len(found), 'entry', 'entries')}: expected 1 or {labels}")
+                raise ValueError(
+                    f"{name} has {counted(len(found), 'entry', 'entries')}: expected one"
+                    + (f", or {labels}, one for each label" if labels > 1 else "")
+                )
+            for one in _listed(found):
+                if not callable(one):
+                    raise ValueError(f"{name} is {one!r}: expected a function, such as torch.nn.MSELoss()")
         for group in _groups(self.getMetrics()):
+            for one in group:
+                if not callable(one):
+                    raise ValueError(f"a metric is {one!r}: expected a function of outputs and labels")
             if len(group) not in (1, labels):
                 raise ValueError(f"a group of {counted(len(group), 'metric')}: expected 1 or {labels}, one for a label")
         shapes, features = self.getInputShapes(), self.getFeatureCols()
