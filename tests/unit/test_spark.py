@@ -316,6 +316,9 @@ def test_what_task_0_brings_is_what_the_driver_gets(monkeypatch: pytest.MonkeyPa
     assert "rank 1 on host b:\na trace" in str(caught.value.__cause__)
     with pytest.raises(RuntimeError, match="no result from rank 0, 1\nwhy"):
         outcome.Came(outcome.rows_of_end([b"", b""], 1, Conclusion("why"), ["a", "b"])).results("f", 2)
+    wrapped = pickle.dumps(Answer(0, error=OSError("a framework's words for the loss"), ended=True))
+    with pytest.raises(RuntimeError, match="no result from rank 1\nwhy"):
+        outcome.Came(outcome.rows_of_end([wrapped, b""], 1, Conclusion("why"), ["a", "b"])).results("f", 2)
     with pytest.raises(TimeoutError, match="late"):
         outcome.Came(outcome.rows_of_error(TimeoutError("late"))).results("f", 2)
 

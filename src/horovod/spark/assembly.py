@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from horovod import __version__
-from horovod.core.exceptions import HorovodInternalError
 from horovod.core.wording import counted
 from horovod.launcher.function.answers import memory, read, results, those_that_count
 from horovod.launcher.function.supervised import Supervised
@@ -222,11 +221,11 @@ class Assembly:
     def results(self, ended: Ended[Any]) -> list[Any]:
         """The values in rank order. Raises the error that says why there are none."""
         answers, code, end = ended
-        errors = [answer.error for answer in answers if answer is not None and answer.error is not None]
-        complete = not errors and None not in answers if self._elastic is None else end.has_trained
+        failed = [answer for answer in answers if answer is not None and answer.error is not None]
+        complete = not failed and None not in answers if self._elastic is None else end.has_trained
         # A rank's own error goes before what Spark says of the executors, which goes before what their loss causes.
         spark = self._spark
-        is_of_peers = all(isinstance(one, HorovodInternalError) for one in errors)
+        is_of_peers = all(answer.is_of_peers for answer in failed)
         if spark is not None and spark.error is not None and not complete and is_of_peers:
             raise self._failed(spark, end)
         if self._elastic is not None:

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from horovod.core.exceptions import HorovodInternalError
 from horovod.core.temporary_files import memory_file
 from horovod.launcher.function.run_task import Answer
 from horovod.launcher.host.processes import signal_name
@@ -101,10 +100,10 @@ def results(
     failed = [answer for answer in answers if answer is not None and answer.error is not None]
     silent = [str(rank) for rank, answer in enumerate(answers) if answer is None]
     if not peers and silent:
-        failed = [answer for answer in failed if not isinstance(answer.error, HorovodInternalError)]
+        failed = [answer for answer in failed if not answer.is_of_peers]
     if failed:
         # A rank's own error goes before the errors that it causes on its peers, which may be noticed first.
-        first = min(failed, key=lambda answer: (isinstance(answer.error, HorovodInternalError), answer.time_ns))
+        first = min(failed, key=lambda answer: (answer.is_of_peers, answer.time_ns))
         assert first.error is not None
         where = f" on host {hosts[first.rank]}" if hosts else ""
         text = f"rank {first.rank}{where}:\n{first.traceback}"

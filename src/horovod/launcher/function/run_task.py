@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from horovod.core import raised, tracebacks
+from horovod.core.exceptions import HorovodInternalError
 from horovod.elastic.worker import session as sessions
 from horovod.launcher.function.exchange import ask_for_task, bring_answer
 from horovod.launcher.function.unpicklable import culprit
@@ -26,12 +27,14 @@ from horovod.world.secret import read_secret
 
 __all__ = ["Answer", "dumps"]
 
+_WRAP_ERRORS = ("tensorflow", "keras", "jax", "jaxlib")
+
 
 @dataclasses.dataclass
 class Answer:
     """`worker`: of an elastic job, its number. `time_ns`: when, on the clock that all processes of a machine share.
 
-    `code`: the exit code of a rank that failed.
+    `code`: the exit code of a rank that failed. `ended`: the error of a framework came after the world had ended.
     """
 
     rank: int
@@ -41,6 +44,20 @@ class Answer:
     time_ns: int = 0
     worker: int | None = None
     code: int = 1
+    ended: bool = False
+
+    @property
+    def is_of_peers(self) -> bool:
+        """True if another rank's end has caused this error."""
+        return self.ended or isinstance(self.error, HorovodInternalError)
+
+
+def _has_ended(error: Exception) -> bool:
+    """True if TensorFlow or JAX has wrapped what Horovod said of the world's end."""
+    context = sys.modules.get("horovod.core.context")
+    if type(error).__module__.partition(".")[0] not in _WRAP_ERRORS or context is None or not context.is_initialized():
+        return False
+    return context.current().end_seen() is not None
 
 
 def dumps(value: Any, what: str, parts: Mapping[str, Any] | None = None, name: str = "horovod.run") -> bytes:
@@ -113,7 +130,7 @@ def _called(rank: int, caller: _Caller) -> Answer:
         func, args, kwargs = pickle.loads(given["call"])
         return Answer(rank, value=func(*args, **kwargs))
     except Exception as error:
-        return Answer(rank, error=error, traceback=tracebacks.formatted(error))
+        return Answer(rank, error=error, traceback=tracebacks.formatted(error), ended=_has_ended(error))
     except sessions.Stopped:
         raise
     except SystemExit as end:
