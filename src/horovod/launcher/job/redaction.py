@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -77,6 +78,9 @@ class Redaction:
     def _value(self, name: str, value: str) -> str:
         if not value or not (_NAME.search(name) or _RANDOM.fullmatch(value)):
             return value
-        if len(value) >= _SHORTEST:
+        if name == "PWD" and os.path.isabs(value):  # the shell's working folder
+            return value
+        # A path is no secret, and texts without it, such as tracebacks, could not be read.
+        if len(value) >= _SHORTEST and not (os.path.isabs(value) and os.path.exists(value)):
             self._removed.add(value)
         return REMOVED
