@@ -52,7 +52,8 @@ def test_a_job_leaves_all_parts_and_no_secret(tmp_path: Path) -> None:
     host = json.loads((folder / "hosts/localhost.json").read_text())
     assert {"horovod", "python", "packages", "machine", "kernel"} <= set(host) and "numpy" in host["packages"]
     assert "ALLREDUCE" in (folder / "timeline.localhost.json").read_text()
-    assert "exit code  0" in (folder / "report.txt").read_text()
+    page = (folder / "report.txt").read_text()
+    assert "exit code  0" in page and "`python -m horovod.trace summary timeline.localhost.json` reads" in page
     again = run_job(tmp_path, "-np", "2", "--report", str(folder), "true")
     assert again.code == 2 and "the folder holds files already\nhint: it names a new folder" in again.stderr
 
@@ -118,6 +119,14 @@ def test_a_command_without_horovod_has_a_report_and_a_refused_one_leaves_the_fol
     assert done.code == 0 and "missing here" not in done.stderr, done
     assert "the counters of rank 0 are missing" in (tmp_path / "report" / "report.txt").read_text()
     assert (tmp_path / "report" / "logs" / "rank.0" / "stdout").read_text() == "hello\n"
+
+
+def test_a_timeline_elsewhere_is_named(tmp_path: Path) -> None:
+    done = run_job(tmp_path, "-np", "1", "--report", "report", "--timeline-filename", "a b.json", python(TRAIN))
+    assert done.code == 0 and "ALLREDUCE" in (tmp_path / "a b.json").read_text(), done
+    page = (tmp_path / "report" / "report.txt").read_text()
+    assert f"The timeline is not in this folder: the settings name {tmp_path}/a b.json.\nAdd it" in page
+    assert page.endswith(f" `python -m horovod.trace summary '{tmp_path}/a b.json'` reads it.\n")
 
 
 def test_a_folder_that_a_rank_cannot_write_is_a_warning(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ class Redaction:
             return value
         if name == "PWD" and os.path.isabs(value):  # the shell's working folder
             return value
-        # A path is no secret, and texts without it, such as tracebacks, could not be read.
+        # A path is not a secret, and texts without it, such as tracebacks, could not be read.
         if len(value) >= _SHORTEST and not (os.path.isabs(value) and os.path.exists(value)):
             self._removed.add(value)
         return REMOVED
