@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import signal
 from pathlib import Path
 
@@ -119,6 +120,20 @@ def test_a_command_without_horovod_has_a_report_and_a_refused_one_leaves_the_fol
     assert done.code == 0 and "missing here" not in done.stderr, done
     assert "the counters of rank 0 are missing" in (tmp_path / "report" / "report.txt").read_text()
     assert (tmp_path / "report" / "logs" / "rank.0" / "stdout").read_text() == "hello\n"
+
+
+def test_a_disk_that_is_full_is_told_with_the_file_and_the_flag_that_was_given(tmp_path: Path) -> None:
+    code = "import time\nready()\nwhile not os.path.exists('go'): time.sleep(0.02)\nprint('x' * 100)"
+    with Job(tmp_path, "-np", "1", "--report", "report", python(code)) as job:
+        job.wait_for_line("ready")
+        resource.prlimit(job.process.pid, resource.RLIMIT_FSIZE, (50, resource.RLIM_INFINITY))
+        (tmp_path / "go").touch()
+        done = job.wait()
+    assert done.code == 0 and "x" * 100 in done.stdout, done
+    folder = tmp_path / "report"
+    assert f"cannot write to {folder}/logs/rank.0/stdout: File too large; " in done.stderr
+    assert "hint: the job goes on; --report names the folder\n" in done.stderr
+    assert f"warning: the report cannot be written: {folder}/job.json: File too large\n" in done.stderr
 
 
 def test_a_timeline_elsewhere_is_named(tmp_path: Path) -> None:

@@ -128,6 +128,20 @@ def test_a_reader_of_the_beginning_is_no_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "flags, target, name",
+    [
+        ("", "/dev/full", "standard output"),
+        ("--json", "/dev/full", "standard output"),
+        ("--html /dev/full", "/dev/null", "/dev/full"),
+    ],
+)
+def test_a_full_disk_names_the_file(tmp_path: Path, flags: str, target: str, name: str) -> None:
+    command = f"exec {sys.executable} -m horovod.trace summary {two_ranks(tmp_path / 't.json')} {flags} > {target}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (1, f"horovod.trace: cannot write {name}: No space left on device\n")
+
+
+@pytest.mark.parametrize(
     "content, expected",
     [
         ("", "is empty: no rank has written an event\nhint: "),

@@ -8,6 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from horovod.world.whole_files import named
+
 __all__ = ["REMOVED", "Redaction"]
 
 REMOVED = "(removed)"
@@ -63,6 +65,13 @@ class Redaction:
     def file(self, path: Path) -> None:
         """Rewrites a file line by line if it holds a secret. Raises OSError."""
         redacted = path.with_name(f".{path.name}.redacted")
+        try:
+            with named(path):
+                self._file(path, redacted)
+        finally:
+            redacted.unlink(missing_ok=True)
+
+    def _file(self, path: Path, redacted: Path) -> None:
         is_changed = False
         with path.open("rb") as source, redacted.open("wb") as target:
             for line in source:
@@ -72,8 +81,6 @@ class Redaction:
                 target.write(kept.encode("utf-8", "surrogateescape"))
         if is_changed:
             redacted.replace(path)
-        else:
-            redacted.unlink()
 
     def _value(self, name: str, value: str) -> str:
         if not value or not (_NAME.search(name) or _RANDOM.fullmatch(value)):

@@ -25,6 +25,7 @@ from horovod.launcher.options.usage import UsageError
 from horovod.settings import rows
 from horovod.world.report import facts
 from horovod.world.secret import new_secret
+from horovod.world.whole_files import write_whole
 
 __all__ = ["LOGS", "run"]
 
@@ -73,11 +74,11 @@ def run(folder: Path, job: Job, arguments: Sequence[str], secret: bytes | None, 
 def _write(folder: Path, one: _Run, redaction: Redaction) -> None:
     try:
         job = _job_file(one, redaction)
-        (folder / "job.json").write_text(json.dumps(job, indent=1) + "\n")
+        write_whole(folder / "job.json", json.dumps(job, indent=1) + "\n")
         for path in sorted((folder / LOGS).rglob("std*")):
             redaction.file(path)
         absent = _absent_hosts(folder, one.job)
-        (folder / "report.txt").write_text("\n".join(_page(folder, one, job, absent)) + "\n")
+        write_whole(folder / "report.txt", "\n".join(_page(folder, one, job, absent)) + "\n")
     except OSError as error:
         print(f"horovodrun: warning: the report cannot be written: {of_system(error)}", file=sys.stderr)
         return
