@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import signal
 from pathlib import Path
 
@@ -52,7 +53,8 @@ def test_a_job_leaves_all_parts_and_no_secret(tmp_path: Path) -> None:
     host = json.loads((folder / "hosts/localhost.json").read_text())
     assert {"horovod", "python", "packages", "machine", "kernel"} <= set(host) and "numpy" in host["packages"]
     assert "ALLREDUCE" in (folder / "timeline.localhost.json").read_text()
-    assert "exit code  0" in (folder / "report.txt").read_text()
+    page = (folder / "report.txt").read_text()
+    assert "exit code  0" in page and "`python -m horovod.trace summary timeline.localhost.json` reads" in page
     again = run_job(tmp_path, "-np", "2", "--report", str(folder), "true")
     assert again.code == 2 and "the folder holds files already\nhint: it names a new folder" in again.stderr
 
@@ -118,6 +120,28 @@ def test_a_command_without_horovod_has_a_report_and_a_refused_one_leaves_the_fol
     assert done.code == 0 and "missing here" not in done.stderr, done
     assert "the counters of rank 0 are missing" in (tmp_path / "report" / "report.txt").read_text()
     assert (tmp_path / "report" / "logs" / "rank.0" / "stdout").read_text() == "hello\n"
+
+
+def test_a_disk_that_is_full_is_told_with_the_file_and_the_flag_that_was_given(tmp_path: Path) -> None:
+    code = "import time\nready()\nwhile not os.path.exists('go'): time.sleep(0.02)\nprint('x' * 100)"
+    with Job(tmp_path, "-np", "1", "--report", "report", python(code)) as job:
+        job.wait_for_line("ready")
+        resource.prlimit(job.process.pid, resource.RLIMIT_FSIZE, (50, resource.RLIM_INFINITY))
+        (tmp_path / "go").touch()
+        done = job.wait()
+    assert done.code == 0 and "x" * 100 in done.stdout, done
+    folder = tmp_path / "report"
+    assert f"cannot write to {folder}/logs/rank.0/stdout: File too large; " in done.stderr
+    assert "hint: the job goes on; --report names the folder\n" in done.stderr
+    assert f"warning: the report cannot be written: {folder}/job.json: File too large\n" in done.stderr
+
+
+def test_a_timeline_elsewhere_is_named(tmp_path: Path) -> None:
+    done = run_job(tmp_path, "-np", "1", "--report", "report", "--timeline-filename", "a b.json", python(TRAIN))
+    assert done.code == 0 and "ALLREDUCE" in (tmp_path / "a b.json").read_text(), done
+    page = (tmp_path / "report" / "report.txt").read_text()
+    assert f"The timeline is not in this folder: the settings name {tmp_path}/a b.json.\nAdd it" in page
+    assert page.endswith(f" `python -m horovod.trace summary '{tmp_path}/a b.json'` reads it.\n")
 
 
 def test_a_folder_that_a_rank_cannot_write_is_a_warning(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from typing import Any
@@ -13,6 +14,7 @@ from prometheus_client.openmetrics import parser as open_parser
 from support.pages import ROOT
 
 from horovod.metrics import http, series, text
+from horovod.metrics.exporter import hint_for_file
 from horovod.metrics.series import FAMILIES, Place, Sample, Totals
 from horovod.settings import SettingError, Settings
 
@@ -148,6 +150,11 @@ def test_another_request_gets_no_metrics(request_: str, code: int, capsys: pytes
     answered = http.answer_to(request_.encode(), lambda is_open: "secret").decode()
     assert f" {code} " in answered or f"Error code: {code}" in answered
     assert "secret" not in answered and capsys.readouterr().err == ""
+
+
+def test_the_hint_for_the_file_fits_the_error() -> None:
+    assert hint_for_file(OSError(errno.ENOSPC, "")).startswith("make room on the disk of HOROVOD_METRICS_FILE")
+    assert hint_for_file(OSError(errno.ENOENT, "")).startswith("make the folder of HOROVOD_METRICS_FILE")
 
 
 def test_a_file_for_all_ranks_is_refused() -> None:

@@ -59,6 +59,23 @@ def test_ordinary_values_and_words_stay() -> None:
     assert Redaction().words(command) == command
 
 
+def test_folders_stay_in_variables_and_in_texts(tmp_path: Path) -> None:
+    redaction = Redaction()
+    folder, above = str(tmp_path), str(tmp_path.parent)
+    assert redaction.environment({"PWD": folder, "OLDPWD": above}) == {"OLDPWD": above, "PWD": folder}
+    assert redaction.words(["env", f"PWD={folder}", "train.py"]) == ["env", f"PWD={folder}", "train.py"]
+    assert redaction.environment({"SESSION_DIR": folder, "AUTH_HOME": above})["SESSION_DIR"] == REMOVED
+    traceback = f'File "{folder}/train.py", line 3, in <module>'
+    assert redaction.text(traceback) == traceback
+
+
+@pytest.mark.parametrize("name", ["PWD", "DB_PWD", "MYSQL_PWD"])
+def test_a_password_called_pwd_is_removed(name: str) -> None:
+    redaction = Redaction()
+    assert redaction.environment({name: "swordfish"}) == {name: REMOVED}
+    assert redaction.text("a swordfish") == f"a {REMOVED}"
+
+
 def test_flags_and_assignments_with_secret_names_lose_their_values() -> None:
     command = ["train.py", "--api-key=abc", "--password", "abc", "TOKEN=abc", "--token-file", "x", "--verbose"]
     removed = ["train.py", f"--api-key={REMOVED}", "--password", REMOVED, f"TOKEN={REMOVED}", "--token-file", REMOVED]

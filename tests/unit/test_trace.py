@@ -17,7 +17,7 @@ from horovod.trace.__main__ import main
 from horovod.trace.ranks import _bytes_of
 from horovod.trace.reader import Reader
 from horovod.trace.summary import summarize
-from horovod.trace.waits import Arrivals
+from horovod.trace.waits import Arrivals, Call
 
 FIRST = {"name": "horovod", "ph": "M", "pid": 0, "args": {"session": "s", "start_monotonic_us": 1.0}}
 
@@ -128,6 +128,20 @@ def test_a_reader_of_the_beginning_is_no_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "flags, target, name",
+    [
+        ("", "/dev/full", "standard output"),
+        ("--json", "/dev/full", "standard output"),
+        ("--html /dev/full", "/dev/null", "/dev/full"),
+    ],
+)
+def test_a_full_disk_names_the_file(tmp_path: Path, flags: str, target: str, name: str) -> None:
+    command = f"exec {sys.executable} -m horovod.trace summary {two_ranks(tmp_path / 't.json')} {flags} > {target}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (1, f"horovod.trace: cannot write {name}: No space left on device\n")
+
+
+@pytest.mark.parametrize(
     "content, expected",
     [
         ("", "is empty: no rank has written an event\nhint: "),
@@ -173,6 +187,55 @@ def test_equal_names_in_two_process_sets_do_not_meet() -> None:
     arrivals.finish()
     assert [arrivals.by_rank[rank].waited_us for rank in range(4)] == [49.0, 0.0, 80.0, 0.0]
     assert [arrivals.by_rank[rank].times for rank in range(4)] == [0, 1, 0, 1]
+
+
+def hanging(path: Path, since_ms: float, *, joined: bool = False, before: tuple[int, ...] = (0, 1, 2)) -> Path:
+    """Of three ranks, those in `before` warm up, the last of them late; then rank 0 waits alone."""
+    events: list[list[Any]] = [call(1, 1000 + 10.0 * rank, 1020, 1030) if rank in before else [] for rank in range(3)]
+    events[0] += [("B", 2, 2000, "NEGOTIATE_ALLREDUCE", ""), *wait("allreduce.b", 2000, 2000 + since_ms)]
+    if joined:
+        events[1].append(("B", 4, 1500, "NEGOTIATE_ALLREDUCE", ""))
+    rows = [event for rank in range(3) for event in of_rank(rank, events[rank])]
+    return written(path, [named(1, 4, "join"), *rows])
+
+
+def test_a_wait_that_has_no_end_counts_for_the_ranks_that_never_called(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = hanging(tmp_path / "t.json", 8000)
+    summary = summarize(Reader(str(path)))
+    assert summary["not_called"] == [{"operation": "ALLREDUCE", "tensor": "allreduce.b", "ranks": [1, 2]}]
+    first, second, third = summary["ranks"]
+    assert (first["waited_s"], first["others_waited_s"]) == (8.02, 0)
+    assert (second["others_waited_s"], second["longest_wait_s"], second["last_times"]) == (4.0, 8.0, 1)
+    assert third["others_waited_s"] == 4.03, "it was late before"
+    assert main(["summary", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert "ranks 1, 2 have not called allreduce.b (allreduce)" in text
+    assert "rank 2 was late most: 50% of all waiting was for it" in text
+
+
+def test_the_rank_that_a_hanging_job_waits_for_is_the_late_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["summary", str(hanging(tmp_path / "t.json", 8000, joined=True))]) == 0
+    text = capsys.readouterr().out
+    assert "rank 2 has not called allreduce.b (allreduce)" in text, "rank 1 takes part by join"
+    assert "rank 2 was late most: 100% of all waiting was for it" in text
+
+
+def test_a_short_wait_at_the_end_blames_no_rank(tmp_path: Path) -> None:
+    assert summarize(Reader(str(hanging(tmp_path / "t.json", 20))))["not_called"] == []
+
+
+def test_ranks_outside_of_the_process_set_are_not_missing() -> None:
+    arrivals = Arrivals([0, 1, 2])
+    for rank in (0, 1):
+        arrivals.ready(rank, "ALLREDUCE", "g", 10.0 * rank, 20.0)
+    waits = [Call(0, "ALLREDUCE", "g", 100.0), Call(0, "SEND", "s", 100.0)]
+    assert arrivals.unfinished(waits, 9e6) == {("ALLREDUCE", "g"): [1]}
+    arrivals.ready(1, "ALLREDUCE", "g", 150.0, 200.0)
+    assert arrivals.unfinished(waits, 9e6) == {}, "the call was ready, and the file lacks the end of the wait"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ reached by strangers. Nothing that goes wrong here ends the training; it is a wa
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import select
@@ -21,9 +22,10 @@ from horovod.metrics import http, series, text
 from horovod.metrics.series import Place, Totals
 from horovod.settings import Settings
 from horovod.world import forks
+from horovod.world.whole_files import write_whole
 from horovod.world.world import World
 
-__all__ = ["Exporter"]
+__all__ = ["Exporter", "hint_for_file"]
 
 CLIENT_S = 2.0
 CLOSE_S = 5.0  # more than a client may take
@@ -133,22 +135,12 @@ class Exporter:
     # to the file
 
     def _write(self, running: bool) -> None:
-        """Readers see the old file or the new one."""
         if not self._path:
             return
-        folder, name = os.path.split(self._path)
-        new = os.path.join(folder, f".{name}.{os.getpid()}")  # does not end in .prom, which node exporter reads
         try:
-            with open(new, "w", encoding="utf-8") as file:
-                file.write(self._text(False, running))
-            os.replace(new, self._path)
+            write_whole(self._path, self._text(False, running))
         except OSError as error:
-            with contextlib.suppress(OSError):
-                os.unlink(new)
-            self._warn(
-                f"writes no metrics to {self._path}: {_reason(error)}",
-                "make the folder of HOROVOD_METRICS_FILE on each host, writable for the job's user",
-            )
+            self._warn(f"writes no metrics to {self._path}: {_reason(error)}", hint_for_file(error))
 
     def _text(self, in_open_metrics: bool, running: bool = True) -> str:
         facts = self._statistics()
@@ -159,6 +151,13 @@ class Exporter:
         if what not in self._warned:
             self._warned.add(what)
             _log.warning("horovod: warning: rank %d %s\nhint: %s", self._place.rank, what, hint)
+
+
+def hint_for_file(error: OSError) -> str:
+    """Return what to do if HOROVOD_METRICS_FILE cannot be written."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "make room on the disk of HOROVOD_METRICS_FILE; the rank tries again"
+    return "make the folder of HOROVOD_METRICS_FILE on each host, writable for the job's user"
 
 
 def _readable(sockets: list[socket.socket], timeout_s: float) -> set[socket.socket]:

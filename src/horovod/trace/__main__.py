@@ -15,6 +15,7 @@ from horovod.trace.page import page
 from horovod.trace.reader import NotATimelineError, Reader
 from horovod.trace.summary import difference, summarize
 from horovod.trace.text import as_text, difference_as_text
+from horovod.world.whole_files import named, write_whole
 
 __all__ = ["main", "parser"]
 
@@ -41,9 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code: 1 if a file cannot be read or written."""
     options = parser().parse_args(arguments)
     try:
-        print(_exported(options) if options.command == "export" else _summarized(options), flush=True)
+        text = _exported(options) if options.command == "export" else _summarized(options)
+        _print(text)
     except BrokenPipeError:  # the reader takes only the beginning, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except NotATimelineError as error:
         print(f"horovod.trace: {error}", file=sys.stderr)
         return 1
@@ -51,6 +53,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"horovod.trace: cannot write {error.filename}: {error.strerror}", file=sys.stderr)
         return 1
     return 0
+
+
+def _print(text: str) -> None:
+    try:
+        with named("standard output"):
+            print(text, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the end of Python, which tries again
+        raise
 
 
 def _exported(options: argparse.Namespace) -> str:
@@ -63,7 +74,7 @@ def _summarized(options: argparse.Namespace) -> str:
     summaries = [summarize(reader) for reader in readers]
     rows = difference(*summaries) if len(summaries) == 2 else None
     if options.html is not None:
-        Path(options.html).write_text(page(readers, summaries, rows), encoding="utf-8")
+        write_whole(options.html, page(readers, summaries, rows))
     if options.json:
         return json.dumps({"timelines": summaries, **({} if rows is None else {"difference": rows})}, indent=1)
     texts = [as_text(summary) for summary in summaries]

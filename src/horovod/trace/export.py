@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from horovod.trace.reader import Reader
+from horovod.world.whole_files import named
 
 __all__ = ["export"]
 
@@ -20,6 +21,11 @@ def export(reader: Reader, folder: Path) -> list[Path]:
     A span is one complete event (phase X) of the category user_annotation, with the tensor as an argument. Spans that
     have no end in the file are left out.
     """
+    with named(folder):
+        return _written(reader, folder)
+
+
+def _written(reader: Reader, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     ranks = reader.ranks()
     paths = {rank: folder / f"rank.{rank}.json" for rank in ranks}

@@ -7,7 +7,7 @@ import array
 import collections
 from typing import Any
 
-from horovod.trace.waits import Arrivals
+from horovod.trace.waits import Arrivals, Call
 
 __all__ = ["WAIT", "Operation", "Rank", "Union"]
 
@@ -96,6 +96,15 @@ class Rank:
             for name, begun, detail in spans[:1]:
                 found.append((name, detail if name == WAIT else self._names.get(tid, ""), begun))
         return sorted(found, key=lambda span: span[2])
+
+    def waiting(self) -> list[Call]:
+        """Return the calls for which other ranks had not come when the file ended."""
+        return [
+            Call(self.rank, name.removeprefix(_NEGOTIATE), self._names.get(tid, ""), begun)
+            for tid, spans in self._open.items()
+            for name, begun, _ in spans
+            if name.startswith(_NEGOTIATE)
+        ]
 
     def step_lengths_us(self) -> list[float]:
         begins = self.steps[0]

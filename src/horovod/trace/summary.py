@@ -37,6 +37,7 @@ def summarize(reader: Reader) -> dict[str, Any]:
     them = list(ranks.values())
     first = min((rank.first_us for rank in them if rank.first_us), default=0.0)
     last = max(rank.last_us for rank in them)
+    absent = arrivals.unfinished([call for rank in them for call in rank.waiting()], last)
     lengths = [length / 1e3 for rank in them for length in rank.step_lengths_us()]
     return {
         "file": reader.path,
@@ -57,6 +58,9 @@ def summarize(reader: Reader) -> dict[str, Any]:
             {"rank": rank.rank, "event": event, "tensor": tensor, "since_s": _seconds(last - begun)}
             for rank in them
             for event, tensor, begun in rank.unfinished()[:_OPEN]
+        ],
+        "not_called": [
+            {"operation": operation, "tensor": tensor, "ranks": ranks} for (operation, tensor), ranks in absent.items()
         ],
         "is_complete": reader.is_closed and reader.torn == 0,
         "torn_lines": reader.torn,

@@ -10,6 +10,7 @@ __all__ = ["EXPOSED", "UNKNOWN", "as_text", "difference_as_text", "milliseconds"
 
 _TENSORS = 10
 _NAME = 50
+_RANKS = 20
 EXPOSED = (
     "exposed: a thread of the script was blocked in Horovod. Waits inside compiled functions\n"
     "of TensorFlow and JAX are not recorded, so they count as hidden."
@@ -131,6 +132,10 @@ def _problems(summary: dict[str, Any]) -> Iterator[str]:
             for row in summary["unfinished"]
         ]
         yield from _table(["rank", "event", "tensor", "since"], table)
+    for call in summary["not_called"]:
+        ranks, have = ("ranks", "have") if len(call["ranks"]) > 1 else ("rank", "has")
+        listed = ", ".join(map(str, call["ranks"][:_RANKS])) + (", ..." if len(call["ranks"]) > _RANKS else "")
+        yield f"{ranks} {listed} {have} not called {_short(call['tensor'])} ({call['operation'].lower()})"
     if not summary["is_complete"]:
         torn = f"; {summary['torn_lines']} torn lines were left out" if summary["torn_lines"] else ""
         yield f"the file is not complete: the job was killed, or still runs{torn}"

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+from collections.abc import Iterable
 
-__all__ = ["Arrivals", "Late"]
+__all__ = ["Arrivals", "Call", "Late"]
 
 _PENDING = 200_000  # calls that wait for other ranks' events; members of process sets never get those of all ranks
+_ABSENT_US = 100e3  # ranks that are killed end one after the other, and each writes its events every few ms
+_OF_TWO_RANKS = ("SEND", "RECEIVE")
 _SHORT_US = 20.0  # waits below are not counted as late, as in hvd.statistics()["arrivals"]
 
 
@@ -21,6 +24,16 @@ class Late:
     times: int = 0
     caused_us: float = 0.0
     longest_us: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """One that waits for other ranks."""
+
+    rank: int
+    operation: str
+    tensor: str
+    begun_us: float
 
 
 class Arrivals:
@@ -50,6 +63,42 @@ class Arrivals:
         while self._pending:
             (_, tensor, _), members = self._pending.popitem()
             self._count(tensor, members)
+
+    def unfinished(self, calls: Iterable[Call], now_us: float) -> dict[tuple[str, str], list[int]]:
+        """Counts waits that last until `now_us`. Returns the ranks that never called, by operation and tensor.
+
+        A rank that took no part in earlier calls may not be in their process set, and is left out; so is one in join,
+        which takes part in all, and calls between two ranks.
+        """
+        waiting: dict[tuple[str, str], dict[int, float]] = collections.defaultdict(dict)
+        for call in calls:
+            waiting[call.operation, call.tensor][call.rank] = call.begun_us
+        joined = {rank for key in list(waiting) if key[1] == "join" for rank in waiting.pop(key)}
+        missing = {}
+        for (operation, tensor), begun in waiting.items():
+            if operation in _OF_TWO_RANKS or now_us - min(begun.values()) < _ABSENT_US:
+                continue
+            numbers = {rank: self._numbers[rank, operation, tensor] for rank in self.by_rank}
+            number = min(numbers[rank] for rank in begun)
+            if any(other > number for other in numbers.values()):
+                continue  # the file lacks the end of a wait
+            members = [rank for rank in numbers if numbers[rank] == number]
+            absent = [rank for rank in members if rank not in begun and rank not in joined]
+            if absent:
+                missing[operation, tensor] = absent
+                self._count_absent(tensor, absent, {rank: now_us - since for rank, since in begun.items()})
+        return missing
+
+    def _count_absent(self, tensor: str, absent: list[int], waits: dict[int, float]) -> None:
+        longest = max(waits.values())
+        self.by_tensor[tensor] += round(sum(waits.values()))
+        for rank, wait in waits.items():
+            self.by_rank[rank].waited_us += wait
+        for rank in absent:
+            late = self.by_rank[rank]
+            late.times += 1
+            late.caused_us += sum(waits.values()) / len(absent)
+            late.longest_us = max(late.longest_us, longest)
 
     def _count(self, tensor: str, members: dict[int, tuple[float, float]]) -> None:
         for group in _met(members):

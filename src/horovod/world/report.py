@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import platform
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ from horovod import __version__
 from horovod.core import native
 from horovod.settings import Settings
 from horovod.world.machine import machine, packages
+from horovod.world.whole_files import write_whole
 
 __all__ = ["begin", "end", "facts"]
 
@@ -61,9 +61,7 @@ def end(folder: str, rank: int, generation: int, statistics: dict[str, Any]) -> 
 
 
 def _write(path: Path, values: dict[str, Any]) -> None:
-    whole = path.with_name(f".{path.name}.{os.getpid()}")
-    whole.write_text(json.dumps(values, indent=1) + "\n")
-    whole.replace(path)
+    write_whole(path, json.dumps(values, indent=1) + "\n")
 
 
 def _warn(error: OSError) -> None:

@@ -148,7 +148,7 @@ class Outputs:
     `directory`, prepared: also write D/rank.<rank, zero-padded>/stdout and stderr, byte for byte. If one of these files
     cannot be opened or written, all of them are given up, and `warn` is told once: the terminal shows the same.
     `timestamp`: lines begin with the local time, those of the files as well. `prefix`: then with rank and stream.
-    `only_rank`: the terminal shows the output of this rank alone.
+    `only_rank`: the terminal shows the output of this rank alone. `flag`: that has named `directory`.
     """
 
     def __init__(
@@ -161,8 +161,10 @@ class Outputs:
         *,
         prefix: bool = True,
         only_rank: int | None = None,
+        flag: str = "--output-filename",
     ) -> None:
         self._has_prefix = prefix
+        self._flag = flag
         self._only_rank = only_rank
         self._streams = streams
         self._warn = warn
@@ -304,7 +306,7 @@ class Outputs:
         self._close_files()
         self._warn(
             f"warning: cannot write to {path}: {error.strerror}; the ranks' output now goes to the terminal "
-            "only, to no file\nhint: the job goes on; --output-filename names the folder"
+            f"only, to no file\nhint: the job goes on; {self._flag} names the folder"
         )
 
     def _close_files(self) -> None:

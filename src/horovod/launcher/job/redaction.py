@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from horovod.world.whole_files import named
 
 __all__ = ["REMOVED", "Redaction"]
 
@@ -62,6 +65,13 @@ class Redaction:
     def file(self, path: Path) -> None:
         """Rewrites a file line by line if it holds a secret. Raises OSError."""
         redacted = path.with_name(f".{path.name}.redacted")
+        try:
+            with named(path):
+                self._file(path, redacted)
+        finally:
+            redacted.unlink(missing_ok=True)
+
+    def _file(self, path: Path, redacted: Path) -> None:
         is_changed = False
         with path.open("rb") as source, redacted.open("wb") as target:
             for line in source:
@@ -71,12 +81,13 @@ class Redaction:
                 target.write(kept.encode("utf-8", "surrogateescape"))
         if is_changed:
             redacted.replace(path)
-        else:
-            redacted.unlink()
 
     def _value(self, name: str, value: str) -> str:
         if not value or not (_NAME.search(name) or _RANDOM.fullmatch(value)):
             return value
-        if len(value) >= _SHORTEST:
+        if name == "PWD" and os.path.isabs(value):  # the shell's working folder
+            return value
+        # A path is not a secret, and texts without it, such as tracebacks, could not be read.
+        if len(value) >= _SHORTEST and not (os.path.isabs(value) and os.path.exists(value)):
             self._removed.add(value)
         return REMOVED

@@ -11,7 +11,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from horovod.launcher.options.usage import UsageError
 from horovod.settings import rows
 from horovod.world.report import facts
 from horovod.world.secret import new_secret
+from horovod.world.whole_files import write_whole
 
 __all__ = ["LOGS", "run"]
 
@@ -73,11 +74,11 @@ def run(folder: Path, job: Job, arguments: Sequence[str], secret: bytes | None, 
 def _write(folder: Path, one: _Run, redaction: Redaction) -> None:
     try:
         job = _job_file(one, redaction)
-        (folder / "job.json").write_text(json.dumps(job, indent=1) + "\n")
+        write_whole(folder / "job.json", json.dumps(job, indent=1) + "\n")
         for path in sorted((folder / LOGS).rglob("std*")):
             redaction.file(path)
         absent = _absent_hosts(folder, one.job)
-        (folder / "report.txt").write_text("\n".join(_page(folder, one, job, absent)) + "\n")
+        write_whole(folder / "report.txt", "\n".join(_page(folder, one, job, absent)) + "\n")
     except OSError as error:
         print(f"horovodrun: warning: the report cannot be written: {of_system(error)}", file=sys.stderr)
         return
@@ -159,8 +160,22 @@ def _page(folder: Path, one: _Run, job: dict[str, Any], absent: Sequence[str]) -
         "",
         f"What looks secret was removed, and is {REMOVED} now: values of variables and flags, and these values in the",
         "ranks' output. Look through the folder before you give it to others.",
-        "`python -m horovod.trace summary` reads a timeline.",
+        *_timeline(folder, one.job, job["settings"].get("HOROVOD_TIMELINE", "")),
     ]
+
+
+def _timeline(folder: Path, job: Job, setting: str) -> Iterator[str]:
+    """Where it is, and what reads it; nothing if there is none."""
+    if setting.upper() == "DYNAMIC":
+        yield "The timeline is not in this folder: the script names its file (HOROVOD_TIMELINE=DYNAMIC)."
+    elif setting:
+        path = Path(job.directory, setting)
+        where = str(path) if len({rank.hostname for rank in job.ranks}) == 1 else f"{path} on each host"
+        yield f"The timeline is not in this folder: the settings name {where}."
+        yield f"Add it to the folder. `python -m horovod.trace summary {shlex.quote(str(path))}` reads it."
+    else:
+        for path in sorted(folder.glob("timeline.*"))[:1]:
+            yield f"`python -m horovod.trace summary {shlex.quote(path.name)}` reads the timeline of a host."
 
 
 _MEANING = {

@@ -108,6 +108,7 @@ class Supervision:
             self.warn,
             prefix=job.prefix,
             only_rank=job.only_rank,
+            flag="--output-filename" if job.report is None else "--report",
         )
         self._end_line = self.outputs.end_line
         self.pids: dict[int, int] = {}
