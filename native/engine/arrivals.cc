@@ -53,8 +53,7 @@ void Arrivals::note_blocked(uint64_t for_ranks_ns, uint64_t for_data_ns) {
 
 std::string Arrivals::describe(uint64_t now_ns) const {
   std::string text = "{\"seconds\": " + seconds(now_ns - begun_ns_) + ", \"calls\": " + std::to_string(calls_.load()) +
-                     ", \"steps\": " + std::to_string(steps_.load()) +
-                     ", \"waited_s\": " + seconds(waited_ns_.load()) +
+                     ", \"steps\": " + std::to_string(steps_.load()) + ", \"waited_s\": " + seconds(waited_ns_.load()) +
                      ", \"waiting_s\": " + seconds(waiting_ns_.load()) +
                      ", \"blocked_times\": " + std::to_string(blocked_times_.load()) +
                      ", \"blocked_for_ranks_s\": " + seconds(blocked_for_ranks_ns_.load()) +
