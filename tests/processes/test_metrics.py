@@ -166,7 +166,7 @@ def test_a_port_that_is_taken_is_a_warning_and_is_used_once_it_is_free() -> None
 @pytest.mark.parametrize(
     ("env", "said"),
     [
-        ({"HOROVOD_METRICS_PORT": "65536"}, "serves no metrics at 127.0.0.1:65536: "),
+        ({"HOROVOD_METRICS_PORT": "9400", "HOROVOD_METRICS_ADDRESS": "no.such.invalid"}, "at no.such.invalid:9400: "),
         ({"HOROVOD_METRICS_PORT": "9400", "HOROVOD_METRICS_ADDRESS": "203.0.113.1"}, "Cannot assign requested address"),
         ({"HOROVOD_METRICS_FILE": "/nowhere/{rank}"}, "writes no metrics to /nowhere/0: No such file or directory"),
     ],

@@ -101,6 +101,8 @@ def test_elastic_and_interrupted_jobs_have_reports_too(tmp_path: Path) -> None:
     [
         (["--report", "r", "--mpi"], "--report is not supported with --mpi"),
         (["--report", "r", "--output-filename", "o"], "hint: leave --output-filename out"),
+        (["--report", ""], "--report got an empty name\nhint: give the name of a folder\n"),
+        (["--output-filename="], "--output-filename got an empty name\nhint: give the name of a folder\n"),
         (["--report", "file"], "--report file: File exists\nhint: it names a new folder"),
     ],
 )

@@ -102,7 +102,7 @@ def test_hosts_without_room_or_gpus_are_named() -> None:
     assert verdicts.of_gpus([host("a"), host("b")]).held
     assert verdicts.of_gpus([host("a", gpus=["H100"] * 2), host("b", gpus=["H100"] * 3)]).actual == "5 (H100)"
     lacking = verdicts.of_gpus([host("a", gpus=["H100"] * 2), host("b", gpus=["A100"])]).fix
-    assert lacking[0].startswith("b: 1 GPUs for 2 ranks.") and "different GPUs (A100, H100)" in lacking[1]
+    assert lacking[0].startswith("b: 1 GPU for 2 ranks.") and "different GPUs (A100, H100)" in lacking[1]
 
 
 def test_the_table_has_how_to_fix_it_below() -> None:
@@ -154,7 +154,8 @@ def test_an_elastic_job_may_go_on_without_the_host_that_loses_a_worker(
         return Ended([{"fault": 5}, {"steps": 40, "right": True, "size": 1}], "", 0)
 
     monkeypatch.setattr(run, "_job", job)
-    assert run._elastic(["--verbose"], hosts).held
+    row = run._elastic(["--verbose"], hosts)
+    assert row.held and row.actual == "40 steps, the last with 1 worker"
     assert given == [["--verbose", "-np", str(len(hosts)), "--min-np", least]]
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import json
 import re
+import socket
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from prometheus_client.openmetrics import parser as open_parser
 from support.pages import ROOT
 
 from horovod.metrics import http, series, text
-from horovod.metrics.exporter import hint_for_file
+from horovod.metrics.exporter import hint_for_file, hint_for_port
 from horovod.metrics.series import FAMILIES, Place, Sample, Totals
 from horovod.settings import SettingError, Settings
 
@@ -134,6 +135,28 @@ def test_a_client_gets_the_text_that_it_accepts() -> None:
     assert headers["Server"] == "horovod"
     status, headers, body = answer("GET /metrics?x=1 HTTP/1.1\r\n\r\n")
     assert headers["Content-Type"].startswith("text/plain; version=0.0.4") and body == "open: False"
+
+
+def test_head_gets_the_headers_alone() -> None:
+    got, (status, headers, body) = answer("GET /metrics HTTP/1.1\r\n\r\n"), answer("HEAD /metrics HTTP/1.1\r\n\r\n")
+    assert status == "HTTP/1.0 200 OK" and body == "" and headers["Content-Length"] == got[1]["Content-Length"]
+    assert answer("HEAD / HTTP/1.1\r\n\r\n")[0].split()[1] == "404"
+    status, headers, body = answer("POST /metrics HTTP/1.1\r\n\r\n")
+    assert headers["Content-Type"].startswith("text/plain") and body.startswith("Error code: 501, ")
+
+
+@pytest.mark.parametrize("value", ["99999", "65536", "0", "-1", "abc"])
+def test_what_is_not_a_port_is_refused(value: str) -> None:
+    with pytest.raises(SettingError, match=rf"^HOROVOD_METRICS_PORT='{value}': expected a port, 1 to 65535"):
+        Settings.from_environment({"HOROVOD_METRICS_PORT": value})
+    assert Settings.from_environment({"HOROVOD_METRICS_PORT": "65535"}).metrics_port == 65535
+
+
+def test_the_hint_for_the_port_fits_the_error() -> None:
+    for of_address in (socket.gaierror(-2, "Name or service not known"), OSError(errno.EADDRNOTAVAIL, "")):
+        assert hint_for_port(of_address).startswith("set HOROVOD_METRICS_ADDRESS to ")
+    for of_port in (OSError(errno.EADDRINUSE, ""), OverflowError("port must be 0-65535.")):
+        assert hint_for_port(of_port).startswith("set HOROVOD_METRICS_PORT to ")
 
 
 @pytest.mark.parametrize(

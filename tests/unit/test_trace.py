@@ -110,6 +110,22 @@ def test_the_text_names_the_late_rank_and_two_runs_are_compared(
     assert rows["exposed_s"] == 20.0 and rows["ranks"] == 0.0
 
 
+def test_a_summary_takes_one_file_or_two_wherever_the_flags_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(two_ranks(tmp_path / "t.json"))
+    assert main(["summary", path, "--json", path]) == 0
+    assert len(json.loads(capsys.readouterr().out)["timelines"]) == 2
+    for words, said in (
+        (["summary", path, path, path], "error: summary takes one timeline, or two to compare: 3 were given\n"),
+        (["summary", path, "--no"], "error: unrecognized arguments: --no\n"),
+        (["export", path, "folder", "more"], "error: unrecognized arguments: more\n"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            main(words)
+        assert capsys.readouterr().err.endswith(said)
+
+
 def test_a_file_of_a_killed_job_says_what_was_going_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = two_ranks(tmp_path / "t.json")
     lines = path.read_text().splitlines()

@@ -267,6 +267,8 @@ class _Plan:
 
     def _folder_of_report(self) -> Path | None:
         options = self._options
+        checks.check_folder_name("--report", options.report)
+        checks.check_folder_name("--output-filename", options.output_filename)
         if options.report is None:
             return None
         if self._controller != "gloo":

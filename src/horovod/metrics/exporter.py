@@ -25,7 +25,7 @@ from horovod.world import forks
 from horovod.world.whole_files import write_whole
 from horovod.world.world import World
 
-__all__ = ["Exporter", "hint_for_file"]
+__all__ = ["Exporter", "hint_for_file", "hint_for_port"]
 
 CLIENT_S = 2.0
 CLOSE_S = 5.0  # more than a client may take
@@ -100,10 +100,7 @@ class Exporter:
             family, *_, found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
             self._listener = socket.create_server((found[0], port), family=family)
         except (OSError, OverflowError) as error:
-            self._warn(
-                f"serves no metrics at {address}:{port}: {_reason(error)}",
-                "set HOROVOD_METRICS_PORT to a port with free ports after it, one for each rank of a host",
-            )
+            self._warn(f"serves no metrics at {address}:{port}: {_reason(error)}", hint_for_port(error))
             return
         self._listener.setblocking(False)
         forks.close_in_forked_child(self._listener)
@@ -151,6 +148,13 @@ class Exporter:
         if what not in self._warned:
             self._warned.add(what)
             _log.warning("horovod: warning: rank %d %s\nhint: %s", self._place.rank, what, hint)
+
+
+def hint_for_port(error: Exception) -> str:
+    """Return what to do if the address and port cannot be opened."""
+    if isinstance(error, socket.gaierror) or getattr(error, "errno", None) == errno.EADDRNOTAVAIL:
+        return "set HOROVOD_METRICS_ADDRESS to an address of this host, or to 0.0.0.0 for all of them"
+    return "set HOROVOD_METRICS_PORT to a port with free ports after it, one for each rank of a host"
 
 
 def hint_for_file(error: OSError) -> str:

@@ -27,6 +27,9 @@ def answer_to(request: bytes, text: Text) -> bytes:
 class _Handler(BaseHTTPRequestHandler):
     """Reads from memory and writes to memory: exporter.py has the socket, with limits for time and size."""
 
+    error_content_type = PLAIN
+    error_message_format = "Error code: %(code)d, %(message)s\n"
+
     def __init__(self, request: bytes, text: Text) -> None:
         self._request, self._text = request, text
         nowhere: Any = None
@@ -46,6 +49,8 @@ class _Handler(BaseHTTPRequestHandler):
         is_open = "application/openmetrics-text" in (self.headers["Accept"] or "")
         self._send(HTTPStatus.OK, OPEN_METRICS if is_open else PLAIN, self._text(is_open))
 
+    do_HEAD = do_GET
+
     def version_string(self) -> str:
         return "horovod"
 
@@ -58,4 +63,5 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)

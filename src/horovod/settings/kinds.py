@@ -25,6 +25,7 @@ __all__ = [
     "parse_flag",
     "parsed",
     "path_by_rank",
+    "port",
     "setting",
     "spelled",
     "switch",
@@ -67,6 +68,18 @@ def integer(least: int) -> tuple[Parse, str]:
         return value
 
     return parse, f"a whole number, {least} or more"
+
+
+def port() -> tuple[Parse, str]:
+    """A port of TCP."""
+
+    def parse(text: str) -> int:
+        value = int(text)
+        if not 1 <= value <= 65535:
+            raise ValueError(text)
+        return value
+
+    return parse, "a port, 1 to 65535"
 
 
 def number(least: float) -> tuple[Parse, str]:

@@ -17,7 +17,7 @@ class MetricsSettings:
 
     metrics_port: int | None = setting(
         "HOROVOD_METRICS_PORT",
-        kinds.integer(1),
+        kinds.port(),
         None,
         "Each rank serves its counters to Prometheus at /metrics of this port plus its local rank.",
     )

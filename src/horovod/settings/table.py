@@ -245,9 +245,7 @@ class Settings(GpuSettings, EndSettings, PlatformSettings, ElasticSettings, Trai
         "",
         "Address of the rendezvous, at which the ranks find each other.",
     )
-    rendezvous_port: int | None = setting(
-        "HOROVOD_GLOO_RENDEZVOUS_PORT", kinds.integer(1), None, "Port of the rendezvous."
-    )
+    rendezvous_port: int | None = setting("HOROVOD_GLOO_RENDEZVOUS_PORT", kinds.port(), None, "Port of the rendezvous.")
     network_interface: str = setting(
         "HOROVOD_GLOO_IFACE",
         kinds.text(),

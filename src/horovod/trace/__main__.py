@@ -40,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code: 1 if a file cannot be read or written."""
-    options = parser().parse_args(arguments)
+    options = _options(arguments)
     try:
         text = _exported(options) if options.command == "export" else _summarized(options)
         _print(text)
@@ -53,6 +53,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"horovod.trace: cannot write {error.filename}: {error.strerror}", file=sys.stderr)
         return 1
     return 0
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    top = parser()
+    options, rest = top.parse_known_args(arguments)
+    if not rest:
+        return options
+    if options.command != "summary" or any(word.startswith("-") for word in rest):
+        top.error(f"unrecognized arguments: {' '.join(rest)}")
+    files = [path for path in (options.file, options.other, *rest) if path is not None]
+    if len(files) > 2:
+        top.error(f"summary takes one timeline, or two to compare: {len(files)} were given")
+    options.other = files[1]  # behind a flag, where argparse does not find it
+    return options
 
 
 def _print(text: str) -> None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from horovod.core.wording import counted
 from horovod.launcher.drill import verdicts
 from horovod.launcher.drill.links import Link
 from horovod.launcher.drill.rank import LATE_S, MARK
@@ -178,7 +179,9 @@ def _elastic(flags: Sequence[str], hosts: Sequence[str]) -> Row:
     if ended.said("fault") is None:
         return Row("elastic", promised, "no worker was killed", ("elastic: the loss did not happen. Report this",))
     mend = () if seen["right"] else ("elastic: the sums are wrong, a step was lost or done twice. Report this",)
-    return Row("elastic", promised, f"{seen['steps']} steps, the last with {seen['size']} workers", mend)
+    return Row(
+        "elastic", promised, f"{counted(seen['steps'], 'step')}, the last with {counted(seen['size'], 'worker')}", mend
+    )
 
 
 def _job(name: str, flags: Sequence[str]) -> Ended:

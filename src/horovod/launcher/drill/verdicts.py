@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from horovod.core.wording import counted
 from horovod.launcher.drill.links import Link
 
 __all__ = ["Row", "of_clocks", "of_gpus", "of_links", "of_memory", "table"]
@@ -126,7 +127,8 @@ def of_gpus(hosts: Sequence[Mapping[str, Any]]) -> Row:
     if not any(counts):
         return Row("GPUs", "one for each rank, or none at all", "none")
     fix = [
-        f"{host['name']}: {count} GPUs for {host['ranks']} ranks. Check nvidia-smi there, or give it fewer ranks"
+        f"{host['name']}: {counted(count, 'GPU')} for {counted(host['ranks'], 'rank')}. Check nvidia-smi "
+        "there, or give it fewer ranks"
         for host, count in zip(hosts, counts, strict=True)
         if count < host["ranks"]
     ]

@@ -23,6 +23,7 @@ __all__ = [
     "check_is_reachable",
     "check_no_mpi",
     "check_not_by_mpi",
+    "check_folder_name",
     "check_timeline",
     "check_transport",
     "make_directory",
@@ -145,6 +146,12 @@ def output_directory(name: str | None, size: int) -> Path | None:
     with _folder_of_output(name):
         prepare_directory(Path(name), size)
     return Path(name)
+
+
+def check_folder_name(flag: str, name: str | None) -> None:
+    """Pathlib would take the working folder."""
+    if name == "":
+        raise UsageError(f"{flag} got an empty name\nhint: give the name of a folder")
 
 
 def report_directory(name: str) -> Path:
