@@ -163,7 +163,7 @@ class _Late:
         whole = sum(new.values())
         worst = max(new, key=new.__getitem__, default=None)
         self._waits, self._lost_s, self._seconds = dict(waits), lost_s, arrivals["seconds"]
-        if worst is None or share < _LEAST_SHARE or new[worst] < _CLEAR * whole:
+        if worst is None or not whole or share < _LEAST_SHARE or new[worst] < _CLEAR * whole:
             self._found = None
             return None
         if self._found is None or self._found["rank"] != worst:
