@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import gc
+import random
 import threading
 import weakref
 from typing import Any
 
 import pytest
 
-from horovod.core.samples import IN_HOROVOD, stacks
+from horovod.core.samples import IN_HOROVOD, Samples, stacks
+from horovod.core.status import StatusThread
 from horovod.launcher.watch import screen
 from horovod.launcher.watch.facts import facts_of, ranks_in_words, since_init
 from horovod.launcher.watch.stacks import _answers, grouped
@@ -169,6 +171,15 @@ def test_a_narrow_screen_leaves_columns_out() -> None:
     lines = screen.plain("1a2b3c", facts_of(job(ONE_IS_LATE)), 40, 30).splitlines()
     header = next(line for line in lines if line.strip().startswith("RANK"))
     assert header.split() == ["RANK", "HOST", "STEPS/S", "WAITS", "DATA", "LATE"] and max(map(len, lines)) <= 40
+
+
+def test_samples_take_nothing_of_the_scripts_random_numbers() -> None:
+    """Keras draws its seeds from them."""
+    thread = object.__new__(StatusThread)
+    thread._ended, thread._samples = threading.Event(), Samples()
+    before = random.getstate()
+    assert not thread._sleep(0.15)
+    assert thread._samples.summary() and random.getstate() == before
 
 
 def test_stacks_keep_nothing_alive() -> None:

@@ -38,6 +38,7 @@ from horovod.world.world import World
 
 __all__ = ["StatusThread", "lost"]
 
+_random = random.Random()  # the script's own, which it may have seeded, stays as it is
 _SAMPLE_S = 0.05  # 20 looks a second, of about 20 us each
 _TIMEOUT_S = 5.0
 _LAST_S = 0.5  # for the last status, and for what the thread is about to do
@@ -93,7 +94,7 @@ class StatusThread:
             return self._ended.wait(seconds)
         until = time.monotonic() + seconds
         while time.monotonic() < until:
-            if self._ended.wait(_SAMPLE_S * random.uniform(0.5, 1.5)):
+            if self._ended.wait(_SAMPLE_S * _random.uniform(0.5, 1.5)):
                 return True
             self._samples.take()
         return False
