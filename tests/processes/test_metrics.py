@@ -371,6 +371,7 @@ def test_node_exporter_brings_the_file_and_promtool_finds_no_fault(tmp_path: Pat
 NO_TENSORFLOW = "import sys, types\nsys.modules['tensorboard.compat.notf'] = types.ModuleType('notf')\n"
 SNIPPETS = """
 import torch
+import horovod.torch as hvd
 {function}
 hvd.init()
 if hvd.rank() == 0:
@@ -410,6 +411,7 @@ def test_the_pages_lines_for_tensorboard_write_what_it_reads(tmp_path: Path, mon
 
 KERAS = """
 import glob, keras, numpy as np
+import horovod.keras as hvd
 {function}
 {callback}
 hvd.init()
@@ -433,7 +435,7 @@ def test_the_pages_callback_for_keras_gives_its_numbers_to_tensorboard(tmp_path:
     for module in ("tensorflow", "keras", "tensorboard"):
         pytest.importorskip(module, reason=f"not run: {module} is not installed")
     blocks = [code for _, code in blocks_of(ROOT / "docs/monitoring.md")]
-    (function,) = (code.replace("horovod.torch", "horovod.keras") for code in blocks if "def scalars" in code)
+    (function,) = (code for code in blocks if "def scalars" in code)
     (callback,) = (code for code in blocks if "class HorovodScalars" in code)
     (tmp_path / "train.py").write_text(KERAS.format(function=function, callback=callback))
     done = run_job(tmp_path, "-np", "2", [sys.executable, "train.py"])
