@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import random
 import threading
 import weakref
@@ -18,6 +19,7 @@ from horovod.launcher.watch.facts import facts_of, ranks_in_words, since_init
 from horovod.launcher.watch.stacks import _answers, grouped
 from horovod.launcher.watch.summary import summary
 from horovod.launcher.watch.verdict import Verdict, judge, stuck
+from horovod.world.channel import MAX_FRAME_BYTES
 from horovod.world.statuses import Statuses
 
 STEP_S = 0.1
@@ -140,18 +142,20 @@ def test_a_status_of_another_form_ends_nothing(key: str, value: Any) -> None:
 
 def test_the_late_rank_and_one_that_waits_are_sampled() -> None:
     statuses = Statuses()
-    for _ in range(2):
-        answers = [statuses.put(1, rank, 4, status(10, lost), 1.0) for rank, lost in enumerate(ONE_IS_LATE)]
+    for second in (1.0, 2.0):
+        answers = [statuses.put(1, rank, 4, status(10, lost), second) for rank, lost in enumerate(ONE_IS_LATE)]
     assert [answer["sample"] for answer in answers] == [True, True, False, False]
 
 
 def test_a_large_job_says_less_often_how_it_does_and_is_read_in_pages() -> None:
     statuses = Statuses()
     for rank in range(1000):
-        answer = statuses.put(1, rank, 1000, status(10, {}), 1.0)
+        long = {"stacks": {"number": 1, "threads": ["x" * 1000] * 100}} if rank < 20 else {}
+        answer = statuses.put(1, rank, 1000, status(10, {}, **long), 1.0)
     assert answer["next_s"] == 2.0
     seen, view = set(), statuses.view(0, 1.0)
     while True:
+        assert len(json.dumps(view)) < MAX_FRAME_BYTES
         seen |= set(view["ranks"])
         if "next" not in view:
             break

@@ -38,8 +38,8 @@ from horovod.world.world import World
 
 __all__ = ["StatusThread", "lost"]
 
-_random = random.Random()  # the script's own, which it may have seeded, stays as it is
-_SAMPLE_S = 0.05  # 20 looks a second, of about 20 us each
+_random = random.Random()  # not Python's global one, which the script may have seeded
+_SAMPLE_S = 0.05
 _TIMEOUT_S = 5.0
 _LAST_S = 0.5  # for the last status, and for what the thread is about to do
 _LEAST_SHARE = 0.02  # of the time: less is not worth a word

@@ -45,8 +45,8 @@ class JobFile:
 
     def remove(self) -> None:
         if self.path is not None:
-            self.path.unlink(missing_ok=True)
-            with contextlib.suppress(NotPrivateError):
+            with contextlib.suppress(OSError, NotPrivateError):  # no reason for a job to end with an error
+                self.path.unlink(missing_ok=True)
                 running_jobs()
 
     def has_ended(self) -> bool:

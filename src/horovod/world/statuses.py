@@ -8,13 +8,15 @@ summary at the end read them there (launcher/watch/). Pure, as rendezvous_store.
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 __all__ = ["Statuses"]
 
 _BEFORE_S = 10.0  # rates are those of the last 10 to 20 s
 _RANKS_A_SECOND = 500  # of a large job: each rank sends its status less often
-_PAGE = 64  # ranks in an answer, which must fit a frame
+_PAGE_BYTES = 512 << 10  # of statuses in an answer, which must fit a frame of 1 MiB; stacks are long
+_CHOSEN_S = 1.0  # how long a choice of ranks to be sampled holds: choosing looks at all of them
 _LEAST_SHARE = 0.02  # of the time, that a rank makes another one wait
 
 
@@ -35,6 +37,8 @@ class Statuses:
         self._size = 0
         self._ranks: dict[int, _Rank] = {}
         self._past: list[dict[str, Any]] = []  # of earlier generations: see _sum
+        self._sampled: set[int] = set()
+        self._chosen_s = -_CHOSEN_S
         self._stacks_wanted = 0  # the number of the newest request
         self._wanted_until_s = 0.0
 
@@ -55,28 +59,32 @@ class Statuses:
             known.newest = new
             if now_s - known.next_before[0] >= _BEFORE_S:
                 known.before, known.next_before = known.next_before, new
-        answer = {"next_s": max(1.0, size / _RANKS_A_SECOND), "sample": rank in self._to_be_sampled()}
+        if now_s - self._chosen_s >= _CHOSEN_S:
+            self._sampled, self._chosen_s = self._to_be_sampled(), now_s
+        answer = {"next_s": max(1.0, size / _RANKS_A_SECOND), "sample": rank in self._sampled}
         if self._stacks_wanted and now_s < self._wanted_until_s:
             answer["stacks"] = self._stacks_wanted
         return answer
 
     def view(self, first: int, now_s: float) -> dict[str, Any]:
         """The statuses of the ranks from `first` on, a page. `next`: where the next page begins, if there is one."""
-        ranks = sorted(rank for rank in self._ranks if rank >= first)
-        page = ranks[:_PAGE]
         answer: dict[str, Any] = {"generation": self.generation, "size": self._size, "ranks": {}}
-        for rank in page:
+        if first == 0:
+            answer["past"] = self._past
+        length = 0
+        for rank in sorted(rank for rank in self._ranks if rank >= first):
             known = self._ranks[rank]
-            answer["ranks"][str(rank)] = {
+            row = {
                 "age_s": now_s - known.newest[0],
                 "newest": known.newest[1],
                 "before_s": known.newest[0] - known.before[0],
-                "before": known.before[1],
+                "before": {name: value for name, value in known.before[1].items() if name != "stacks"},
             }
-        if first == 0:
-            answer["past"] = self._past
-        if len(ranks) > len(page):
-            answer["next"] = ranks[_PAGE]
+            length += len(json.dumps(row))
+            if length > _PAGE_BYTES and answer["ranks"]:
+                answer["next"] = rank
+                break
+            answer["ranks"][str(rank)] = row
         return answer
 
     def ask_stacks(self, now_s: float) -> int:
