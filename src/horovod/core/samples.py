@@ -48,7 +48,7 @@ class Samples:
         self._taken: deque[tuple[str, str]] = deque(maxlen=_MOST_SAMPLES)
 
     def take(self) -> None:
-        """Looks once. Takes about 20 us."""
+        """Looks once, for some microseconds."""
         frame = sys._current_frames().get(self._main or 0)
         if frame is not None:
             self._taken.append(part_and_line(frame))

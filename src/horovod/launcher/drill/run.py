@@ -156,7 +156,7 @@ def _late(flags: Sequence[str], size: int) -> Row:
     if ended.code != 0 or seen is None:
         return Row("late", promised, ended.failure(), (f"late: the job failed\n{ended.stderr}",))
     reported = "stall" in ended.stderr
-    mend = [] if reported else ["late: there was no report of the stall. Report this"]
+    mend = [] if reported else ["late: horovodrun did not report the stall. Report this fault"]
     if seen["late"] != size - 1 or seen["waited_s"] < LATE_S / 2:
         mend.append(
             f"late: rank {seen['late']} was waited for longest, not rank {size - 1}. Find out what slows its host"
