@@ -78,10 +78,7 @@ class Collectives(Generic[T]):
         context = contexts.current()
         try:
             adapter = self._adapter
-            staged = adapter.stage_in_place(tensor) if in_place else adapter.stage(tensor)
-            if staged is not tensor and how[0] not in _OF_COMPLEX and adapter.is_complex(tensor):
-                check_complex(how[0])
-            request = self._reduction_of(context, name, how, staged)
+            staged, request = self._staged(context, tensor, name, how, in_place)
             if in_place:
                 output = staged
             elif staged is tensor:
@@ -102,10 +99,7 @@ class Collectives(Generic[T]):
         context = contexts.current()
         try:
             adapter = self._adapter
-            staged = adapter.stage_in_place(tensor) if in_place else adapter.stage(tensor)
-            if staged is not tensor and how[0] not in _OF_COMPLEX and adapter.is_complex(tensor):
-                check_complex(how[0])
-            request = self._reduction_of(context, name, how, staged)
+            staged, request = self._staged(context, tensor, name, how, in_place)
             source = adapter.address(staged)
             if in_place:
                 output = staged
@@ -121,23 +115,28 @@ class Collectives(Generic[T]):
         if operation is not None:
             operation.wait(None, limit)
         if staged is tensor:
-            return output  # type: ignore[no-any-return]
+            return output
         if in_place:
             adapter.write_back(tensor, staged)
             return tensor
         return adapter.deliver(output, tensor)
 
-    def _reduction_of(
-        self, context: Context, name: str | None, how: Reduction, staged: Any
-    ) -> Prepared | native.Request:
+    def _staged(
+        self, context: Context, tensor: T, name: str | None, how: Reduction, in_place: bool
+    ) -> tuple[Any, Prepared | native.Request]:
+        """The tensor as the core takes it, and the request of its reduction."""
         if type(how[2]) is not float or type(how[3]) is not float or type(how[0]) is bool or how[1] is not None:
             how = as_key(how)
+        adapter = self._adapter
+        if adapter.find is not None:
+            known = adapter.find(context.requests.prepared, tensor, ALLREDUCE, name, how)
+            if known is not None:
+                return tensor, known
+        staged: Any = adapter.stage_in_place(tensor) if in_place else adapter.stage(tensor)
+        if staged is not tensor and how[0] not in _OF_COMPLEX and adapter.is_complex(tensor):
+            check_complex(how[0])
         key = (ALLREDUCE, name, how, staged.dtype, staged.shape)
-        try:
-            known = context.requests.get(key)  # as find(), whose call costs time here
-        except TypeError:
-            known = None
-        return known or self._reduction(context, key, "allreduce", how, [staged])
+        return staged, context.requests.find(key) or self._reduction(context, key, "allreduce", how, [staged])
 
     def prepared_allreduce(self, how: Reduction, tensor: T) -> Prepared | None:
         """The request of unnamed allreduces like one that has run; None: it is not prepared, or not of plain memory."""

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from horovod.core import arrivals, gpus, native, tracebacks
+from horovod.core import arrivals, calls, gpus, native, tracebacks
 from horovod.core.exceptions import DuplicateNameError, InvalidRequestError, NotInitializedError, StartError
 from horovod.core.requests import RequestCache
 from horovod.core.status import StatusThread
@@ -79,7 +79,6 @@ class Context:
         self.world = world
         self.rank: int = world.identity.rank
         self.communicator = settings.communicator
-        self.dynamic_process_sets = settings.dynamic_process_sets
         self.size: int = world.identity.size
         self.process_id = os.getpid()
         self.sets: dict[int, Any] = {}  # the process sets of core/process_sets.py by number, but the global one
@@ -93,6 +92,7 @@ class Context:
         self.joins = 0  # of all ranks
         self.was_told = False  # of the end of the generation
         self.library = native.library()
+        calls.bind(self.library)
         meeting_point = world.rendezvous
         where = f"{meeting_point.address}:{meeting_point.port}" if meeting_point else str(os.getpid())
         self._session = f"{where} {world.generation}"
@@ -102,7 +102,6 @@ class Context:
         self.pointer = self._start(settings)
         self.argument = ctypes.c_void_p(self.pointer)
         self.requests = RequestCache(self.library, self.pointer)
-        self.run_entry = self.library.hvd_run_entry
         self.submit_entry = self.library["hvd_submit_entry"]
         self.wait = self.library["hvd_wait"]
         self.wait_on_stream = self.library["hvd_wait_on_stream"]
@@ -301,6 +300,7 @@ class Context:
         if getattr(self, "pointer", None) and not self.running and os.getpid() == self.process_id:
             self.requests.pointer = None
             self.library.hvd_free(self.pointer)
+            calls.forget(self.pointer)
 
     def refuse(self, label: str, name: Any, error: Exception, process_set: int = 0) -> NoReturn:
         """Tells the peers why this rank's call of `<label>.<name>` failed, then raises the error.

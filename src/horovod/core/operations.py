@@ -24,6 +24,7 @@ from ctypes import byref, c_int32, c_uint32, c_uint64, c_void_p
 from typing import Any, NamedTuple
 
 from horovod.core import native
+from horovod.core.calls import WAIT_SLICE_MS, run, submit, unfinished
 from horovod.core.context import Context
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.gpus import StreamHandle
@@ -47,8 +48,6 @@ __all__ = [
     "take_result",
 ]
 
-WAIT_SLICE_MS = 1000
-
 _pending: dict[int, Operation] = {}
 _waiting: dict[int, tuple[Context, Any]] = {}  # by thread, what it waits for
 _numbers = itertools.count(1)
@@ -67,28 +66,17 @@ def run_one(
     """
     if type(request) is not Prepared:
         return Operation(context, submit_one(context, request, source, target, native.SYNC), None, keep, None)
-    handle = c_uint64()
-    try:
-        code = context.run_entry(
-            context.argument,
-            request.argument,
-            source,
-            target,
-            WAIT_SLICE_MS,
-            byref(handle),
-            native.scratch.status_argument,
-        )
-        if not code:
-            if _dropped:
-                _forget_done()
-            return None
-        if handle.value:
-            return Operation(context, handle, None, keep, None)
-    except BaseException:
-        if handle.value:  # a signal handler has raised: the engine may still write
-            register(Operation(context, handle, None, keep, None))
-        raise
-    return context.raise_failure(code, native.scratch.status)
+    ended = run(context.pointer, request.entry, source, target, keep)
+    if ended is None:
+        if _dropped:
+            _forget_done()
+        return None
+    code, handle, status = ended
+    if not handle:
+        return context.raise_failure(code, native.Status.from_buffer_copy(status))
+    operation = Operation(context, c_uint64(handle), None, keep, None)
+    del unfinished[context.pointer, handle]
+    return operation
 
 
 def submit_one(
@@ -97,19 +85,11 @@ def submit_one(
     """The hot path: two addresses and one call. Returns the native handle."""
     if type(request) is not Prepared:
         return _submit_otherwise(context, request, [source], [target], flags)
-    handle = c_uint64()
-    code = context.submit_entry(
-        context.argument,
-        request.argument,
-        byref(c_void_p(source)),
-        byref(c_void_p(target)),
-        flags,
-        byref(handle),
-        native.scratch.status_argument,
-    )
-    if code:
-        context.raise_failure(code, native.scratch.status)
-    return handle
+    handle = submit(context.pointer, request.entry, source, target or 0, flags)
+    if isinstance(handle, tuple):
+        code, _, status = handle
+        context.raise_failure(code, native.Status.from_buffer_copy(status))
+    return c_uint64(handle)
 
 
 def submit_group(
@@ -125,7 +105,7 @@ def submit_group(
     handle = c_uint64()
     code = context.submit_entry(
         context.argument,
-        request.argument,
+        c_void_p(request.entry),
         (c_void_p * len(sources))(*sources),
         (c_void_p * len(targets))(*targets),
         flags,
@@ -167,7 +147,7 @@ def _submit_on_gpu(
     handle = StreamHandle.of(request.gpu)
     code = context.library.hvd_submit_entry_on(
         context.pointer,
-        request.argument,
+        request.entry,
         (c_void_p * len(sources))(*sources),
         (c_void_p * len(targets))(*targets),
         flags,

@@ -66,19 +66,19 @@ _FLOATS = (FLOAT16, BFLOAT16, FLOAT32, FLOAT64)
 
 
 class Prepared:
-    """A request that the native core holds, until this object is gone. `argument` is how a call passes it."""
+    """A request that the native core holds at the address `entry`, until this object is gone."""
 
-    __slots__ = ("_cache", "argument", "process_set")
+    __slots__ = ("_cache", "entry", "process_set")
 
     def __init__(self, cache: RequestCache, address: int, process_set: int) -> None:
         self._cache = weakref.ref(cache)
-        self.argument = ctypes.c_void_p(address)
+        self.entry = address
         self.process_set = process_set
 
     def __del__(self) -> None:
         cache = self._cache()  # with its generation all its requests are freed
         if cache is not None and cache.pointer is not None and os.getpid() == cache.process_id:
-            cache.library.hvd_release_entry(cache.pointer, self.argument)
+            cache.library.hvd_release_entry(cache.pointer, self.entry)
 
 
 class PreparedOnGpu(Prepared):
@@ -102,9 +102,9 @@ class RequestCache:
         self.library = library
         self.pointer: int | None = pointer  # None once the generation is freed
         self.process_id = os.getpid()
-        self._prepared: dict[Key, Prepared] = {}
+        self.prepared: dict[Key, Prepared] = {}
         self._sighted: dict[Key, int] = {}  # keys that came once, with their process sets
-        self.get = self._prepared.get
+        self.get = self.prepared.get
 
     def find(self, key: Key) -> Prepared | None:
         """Does get(); None for a key with a part that has no hash, such as a list: the checks say what is wrong."""
@@ -133,10 +133,10 @@ class RequestCache:
                 self._sighted.clear()
             self._sighted[key] = request.process_set
             return request if gpu is None else self._prepare(request, failed, gpu)
-        if len(self._prepared) >= MAX_ENTRIES:
-            for oldest in list(itertools.islice(self._prepared, MAX_ENTRIES // 2)):
-                self._prepared.pop(oldest, None)
-        prepared = self._prepared[key] = self._prepare(request, failed, gpu)
+        if len(self.prepared) >= MAX_ENTRIES:
+            for oldest in list(itertools.islice(self.prepared, MAX_ENTRIES // 2)):
+                self.prepared.pop(oldest, None)
+        prepared = self.prepared[key] = self._prepare(request, failed, gpu)
         return prepared
 
     def _prepare(
@@ -157,8 +157,8 @@ class RequestCache:
 
     def forget_set(self, number: int) -> None:
         """Drops all requests of a process set: its number may come back for another one."""
-        for key in [key for key, prepared in self._prepared.items() if prepared.process_set == number]:
-            del self._prepared[key]
+        for key in [key for key, prepared in self.prepared.items() if prepared.process_set == number]:
+            del self.prepared[key]
         for key in [key for key, process_set in self._sighted.items() if process_set == number]:
             del self._sighted[key]
 

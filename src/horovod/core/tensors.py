@@ -47,6 +47,11 @@ class Adapter(Protocol[T]):
         """
         ...
 
+    @property
+    def find(self) -> Callable[..., Any] | None:
+        """core/calls.py's, if it knows such tensors."""
+        ...
+
     def is_complex(self, tensor: Any) -> bool:
         """True if the elements of a tensor are complex. Such a tensor is always staged as another object."""
         ...
@@ -152,6 +157,8 @@ _address = _field_address if _reads_field else _interface_address
 
 class NumpyAdapter:
     """NumPy arrays; bfloat16 as ml_dtypes registers it. Whatever np.asarray takes may be given out of place."""
+
+    find = None
 
     def __init__(self) -> None:
         self._number_of = _numpy_dtypes()

@@ -64,6 +64,8 @@ def empty(kind: type, shape: tuple[int, ...], dtype: int) -> Any:
 class MxnetAdapter:
     """See core/tensors.py. For operations that block: it waits for what computes an array."""
 
+    find = None
+
     def stage(self, tensor: Any) -> Any:
         check(tensor)
         return tensor if is_on_host(tensor) else tensor.as_in_context(mx.cpu())

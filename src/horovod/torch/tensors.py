@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from horovod.core import native
+from horovod.core import calls, native
 from horovod.core.direct import DirectCollectives
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.tensors import unsupported_dtype
@@ -34,6 +34,8 @@ def has_overlap(tensor: Tensor) -> bool:
 
 class TorchAdapter:
     """See core/tensors.py."""
+
+    find = staticmethod(calls.find)
 
     def stage(self, tensor: Tensor) -> Staged:
         if _is_plain(tensor):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributed import AllreduceOptions, Work
 
+from horovod.core.calls import find
 from horovod.core.collectives import Reduction
 from horovod.core.exceptions import HorovodInternalError
 from horovod.core.native import SYNC
@@ -39,8 +40,8 @@ class HorovodProcessGroup(ListCollectives, PeerOperations):
         """This sets the latency of small tensors, so keep it short."""
         tensor = tensors[0]
         if _KNOWS_WAITERS and not opts.asyncOp and len(tensors) == 1:
-            request = self._prepared.get((hash(opts.reduceOp), tensor.dtype, tensor.shape))
-            if request is not None and tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg():
+            request = find(self._prepared, tensor, hash(opts.reduceOp))
+            if request is not None:
                 address = tensor.data_ptr()
                 try:
                     operation = run_one(self._context, request, address, address, tensor)

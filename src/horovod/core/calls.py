@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The native calls of operations on one small tensor, whose latency they set (step 4).
+
+An extension makes them where CPython has a limited interface (native/shims/python). Elsewhere ctypes does the same, in
+longer time. Both free the GIL.
+
+`run(context, entry, source, target, keep)`: submits and waits. None if the operation is done. Otherwise (code, handle,
+status): the operation has failed if the handle is 0; else it is still to be waited for, and `unfinished` holds `keep`
+under (context, handle). It stays there if a signal handler's exception ends the caller: the engine may still write.
+`submit(context, entry, source, target, flags)`: the handle, or (code, 0, status).
+`find(requests, tensor, *parts)`: the request of `requests` with the key (*parts, dtype, shape) of a tensor of PyTorch's
+that is dense host memory without any conversion; None for any other, and if there is none.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import byref, c_uint64, c_void_p
+from typing import Any, TypeAlias
+
+from horovod.core import native
+
+__all__ = ["Ended", "find", "forget", "run", "submit", "unfinished"]
+
+Ended: TypeAlias = tuple[int, int, bytes]
+
+WAIT_SLICE_MS = 1000  # for so long Python's signal handlers may wait
+
+unfinished: dict[tuple[int, int], Any] = {}
+
+
+def forget(context: int) -> None:
+    """Lets go of what a freed context has not finished."""
+    for key in [key for key in unfinished if key[0] == context]:
+        unfinished.pop(key, None)
+
+
+def _run_by_ctypes(context: int, entry: int, source: int, target: int, keep: Any) -> Ended | None:
+    handle, scratch = c_uint64(), native.scratch
+    try:
+        code = native.library().hvd_run_entry(
+            context, entry, source, target, WAIT_SLICE_MS, byref(handle), scratch.status_address
+        )
+    finally:
+        if handle.value:
+            unfinished[context, handle.value] = keep
+    return (code, handle.value, bytes(scratch.status)) if code else None
+
+
+def _submit_by_ctypes(context: int, entry: int, source: int, target: int, flags: int) -> int | Ended:
+    handle, scratch = c_uint64(), native.scratch
+    code = native.library().hvd_submit_entry(
+        context, entry, byref(c_void_p(source)), byref(c_void_p(target)), flags, byref(handle), scratch.status_address
+    )
+    return (code, 0, bytes(scratch.status)) if code else handle.value
+
+
+def _find(requests: dict[Any, Any], tensor: Any, *parts: Any) -> Any:
+    try:
+        if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg():
+            return requests.get((*parts, tensor.dtype, tensor.shape))
+    except (AttributeError, RuntimeError, TypeError):
+        pass  # the long way says what is wrong
+    return None
+
+
+try:
+    from horovod.core import _calls
+except ImportError:  # PyPy, or a CPython without a GIL
+    run, submit, find = _run_by_ctypes, _submit_by_ctypes, _find
+else:
+    run, submit, find = _calls.run, _calls.submit, _calls.find
+
+
+def bind(library: ctypes.CDLL) -> None:
+    """Tells the extension where the library's functions are."""
+    if run is not _run_by_ctypes:
+        run_entry, submit_entry = (
+            ctypes.cast(function, c_void_p).value or 0 for function in (library.hvd_run_entry, library.hvd_submit_entry)
+        )
+        _calls.bind(run_entry, submit_entry, unfinished)
