@@ -241,7 +241,7 @@ class _Report:
         entry = {"epoch": trainer.current_epoch, "train": {"loss": total / max(batches, 1)}, "metrics": metrics}
         self.history.append(entry)
         if self._task.store.saving_runs:
-            trainer.save_checkpoint(self._saver.checkpoint if self._saver else "")
+            trainer.save_checkpoint(self._saver.checkpoint if self._saver else "", weights_only=False)
         if self._saver is not None:
             say(self._task, f"epoch {entry['epoch'] + 1}: training loss {entry['train']['loss']:.4g}")
             self._saver.log(entry)
