@@ -36,7 +36,7 @@ class HorovodEstimator(Estimator, EstimatorParams, HorovodReadable, HorovodWrita
 
     _prefix = "run"
     _rounds_up = False  # the number of steps, if the last batch is not full
-    _in_model: tuple[str, ...] = ("model", "optimizer")  # parameters that _model_bytes holds
+    _sent_apart: tuple[str, ...] = ("model", "optimizer")  # parameters in _model_bytes, or that no rank gets
 
     def fit(self, df: Any, params: Any = None) -> Any:
         """Writes the DataFrame to the store unless it is there, trains, and returns the model.
@@ -116,7 +116,7 @@ class HorovodEstimator(Estimator, EstimatorParams, HorovodReadable, HorovodWrita
         others = {
             param.name: value
             for param, value in self._paramMap.items()
-            if param.name not in (*NOT_SAVED, *self._in_model)
+            if param.name not in (*NOT_SAVED, *self._sent_apart)
         }
         with named(self._caller, others, pickling.dumps):
             pickling.dumps(others)

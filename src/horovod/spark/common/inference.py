@@ -108,9 +108,9 @@ def _column(values: np.ndarray[Any, Any], rows: int, first_row: int, name: str, 
 
 def _whole(column: np.ndarray[Any, Any], first_row: int, name: str, kind: str) -> np.ndarray[Any, Any]:
     """Rounded to integers. Raises ValueError for a number that the type does not have, such as NaN."""
-    rounded = np.rint(column)
+    rounded = np.rint(column) if column.dtype.kind == "f" else column
     fits = np.isfinite(rounded)
-    if kind != "bool" and column.dtype.kind == "f":
+    if kind != "bool":
         # 2.0 ** 63 is the first float that is no int64.
         limit = 2.0 ** (np.iinfo(kind).bits - 1)
         fits &= (rounded >= -limit) & (rounded < limit)

@@ -65,7 +65,7 @@ class KerasEstimator(_WithKerasModel, HorovodEstimator):
 
     _prefix = "keras"
     _rounds_up = True
-    _in_model = ("model", "optimizer", "loss", "metrics", "custom_objects", "loss_weights", "gradient_compression")
+    _sent_apart = ("model", "optimizer", "loss", "metrics", "custom_objects", "loss_weights", "gradient_compression")
 
     @keyword_only
     def __init__(

@@ -54,6 +54,7 @@ class TorchEstimator(_WithOptimizer, HorovodEstimator):
 
     _prefix = "pytorch"
     _calls_callbacks = False
+    _sent_apart = ("model", "optimizer", "callbacks")
 
     @keyword_only
     def __init__(
