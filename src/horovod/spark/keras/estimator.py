@@ -243,10 +243,10 @@ class _Load:
     """Loads a model in a Spark worker."""
 
     def __init__(self, custom_objects: Any) -> None:
-        self._objects = custom_objects
+        self._objects = dumps(custom_objects)  # Spark's pickler may drop the files of functions
 
     def __call__(self, content: bytes) -> Any:
-        return model_of(content, self._objects, is_compiled=False)
+        return model_of(content, loads(self._objects), is_compiled=False)
 
 
 def _call(model: Any, columns: Sequence[Any]) -> list[Any]:
