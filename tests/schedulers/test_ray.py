@@ -169,7 +169,9 @@ class Odd(Exception):
 
 def test_what_cannot_be_pickled_is_named(ranks: RayExecutor) -> None:
     lock = threading.Lock()
-    with pytest.raises(TypeError, match=r"RayExecutor.run: fn cannot be pickled: cannot pickle .*lock.* \(in the variable lock of "):
+    with pytest.raises(
+        TypeError, match=r"RayExecutor.run: fn cannot be pickled: cannot pickle .*lock.* \(in the variable lock of "
+    ):
         ranks.run(lambda: lock)
     with pytest.raises(TypeError, match=r"RayExecutor.run: args cannot be pickled: .* \(in item 0\)"):
         ranks.run(print, [lock])

@@ -36,13 +36,11 @@ class RankGpus:
     own: tuple[str, ...]
 
 
-def assign(
-    tasks: Sequence[TaskGpus], by_local_rank: bool = False, name: str = "horovod.spark.run"
-) -> list[RankGpus]:
+def assign(tasks: Sequence[TaskGpus], by_local_rank: bool = False, name: str = "horovod.spark.run") -> list[RankGpus]:
     """By rank; the ranks of a host in the order of their local ranks.
 
-    `by_local_rank`: HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX; what Spark says is then not looked at. `name`: of the function that
-    was called. Raises GpusError.
+    `by_local_rank`: HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX; what Spark says is then not looked at. `name`: of the
+    function that was called. Raises GpusError.
     """
     if by_local_rank:
         return [RankGpus(None, task.addresses) for task in tasks]

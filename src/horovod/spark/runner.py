@@ -56,7 +56,7 @@ def called(name: str) -> Iterator[None]:
 
 
 def name_of_call(name: str) -> str:
-    """What the user has called; `name` if it was that function itself."""
+    """Returns what the user has called; `name` if it was that function itself."""
     return _called.get() or name
 
 

@@ -33,9 +33,7 @@ def named(
         raise TypeError(f"{caller}: {way[0] if way else what} cannot be pickled: {reason}{found}{hint}") from error
 
 
-def _culprit(
-    values: Mapping[str, Any], dump: Callable[[Any], bytes], reason: Exception
-) -> tuple[list[str], Exception]:
+def _culprit(values: Mapping[str, Any], dump: Callable[[Any], bytes], reason: Exception) -> tuple[list[str], Exception]:
     """The way to the part of one of these values that `dump` fails on, and its error; `reason` if none fails alone."""
     way: list[str] = []
     parts: Iterator[tuple[str, Any]] = iter(values.items())

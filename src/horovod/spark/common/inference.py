@@ -111,7 +111,7 @@ def _whole(column: np.ndarray[Any, Any], first_row: int, name: str, kind: str) -
     rounded = np.rint(column) if column.dtype.kind == "f" else column
     fits = np.isfinite(rounded)
     if kind != "bool":
-        # 2.0 ** 63 is the first float that is no int64.
+        # As floats: the largest int64 is not a float, and 2.0 ** 63 is too large.
         limit = 2.0 ** (np.iinfo(kind).bits - 1)
         fits &= (rounded >= -limit) & (rounded < limit)
     if not fits.all():
@@ -119,7 +119,7 @@ def _whole(column: np.ndarray[Any, Any], first_row: int, name: str, kind: str) -
         raise ValueError(
             f"output {name}, row {first_row + row} of the partition: the model's answer is {column[row]}, and the "
             f"column has the label's type {kind}\n"
-            "hint: look for NaN in the features and the weights; with a label of type double the column holds any number"
+            "hint: look for NaN in the features and the weights; with a label of type double any number fits"
         )
     return rounded
 

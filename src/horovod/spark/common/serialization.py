@@ -14,7 +14,15 @@ from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable
 
 from horovod.core import pickling
 
-__all__ = ["HorovodParamsReader", "HorovodParamsWriter", "HorovodReadable", "HorovodWritable", "NOT_SAVED", "dumps", "loads"]
+__all__ = [
+    "HorovodParamsReader",
+    "HorovodParamsWriter",
+    "HorovodReadable",
+    "HorovodWritable",
+    "NOT_SAVED",
+    "dumps",
+    "loads",
+]
 
 NOT_SAVED = ("store", "backend")
 _PICKLED = "pickle"
