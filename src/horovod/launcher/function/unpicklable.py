@@ -72,7 +72,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, (list, tuple, set)):
         yield from ((f"item {index}", one) for index, one in enumerate(value))
     elif isinstance(getattr(value, "__dict__", None), dict) and not inspect.isclass(value):
-        kind, own = type(value).__name__, dict(vars(value))
-        if isinstance(own.get("_modules"), dict):  # of PyTorch, whose attributes they are for the user
-            own |= own.pop("_modules")
-        yield from ((f"the attribute {name} of {kind}", one) for name, one in own.items())
+        kind, attributes = type(value).__name__, dict(vars(value))
+        if isinstance(attributes.get("_modules"), dict):  # of PyTorch, whose attributes they are for the user
+            attributes |= attributes.pop("_modules")
+        yield from ((f"the attribute {name} of {kind}", one) for name, one in attributes.items())

@@ -54,7 +54,7 @@ class TorchEstimator(_WithOptimizer, HorovodEstimator):
 
     _prefix = "pytorch"
     _calls_callbacks = False
-    _sent_apart = ("model", "optimizer", "callbacks")
+    _sent_apart: tuple[str, ...] = ("model", "optimizer", "callbacks")
 
     @keyword_only
     def __init__(
