@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 
 from support.cluster import Host, MakeCluster
@@ -52,6 +53,8 @@ def test_a_full_disk_for_the_timeline_of_a_rank(cluster: MakeCluster, tmp_path: 
     with Job(tmp_path, HOSTS, flags, python(TRAIN.format(work="pass")), on=one) as job:
         job.wait_ready(2)
         job.wait_for_line("can write no more of the timeline", "stderr")
+        while os.path.getsize(path) <= 64 * 1024:  # the other host has its own disk
+            time.sleep(0.05)
         (tmp_path / "stop").touch()
         done = job.wait()
     assert done.code == 0, done
@@ -59,4 +62,4 @@ def test_a_full_disk_for_the_timeline_of_a_rank(cluster: MakeCluster, tmp_path: 
     assert f"rank 1 can write no more of the timeline {path}: No space left on device; training goes on" in warning
     kept = two.run("cat", str(path)).stdout
     assert any(event["ph"] == "E" for event in json.loads(kept)), "what was written before is still whole"
-    assert json.loads(path.read_text()) and os.path.getsize(path) > 64 * 1024, "the other host has its own disk"
+    assert json.loads(path.read_text())

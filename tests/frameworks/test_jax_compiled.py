@@ -48,6 +48,32 @@ def test_control_flow_runs_its_operations(world: World) -> None:
     world.run(run)
 
 
+def test_a_late_rank_costs_what_compiled_functions_wait(world: World) -> None:
+    """The handler waits for a moment only, and a thread of XLA for the rest."""
+
+    def run() -> tuple[bool, float]:
+        import time
+
+        import jax
+        import jax.numpy as jnp
+
+        import horovod.jax as hvd
+        from horovod.core.status import lost
+
+        step = jax.jit(lambda x: hvd.allreduce(x, name="late") * 0.5)
+        x = step(jnp.ones(100))
+        x.block_until_ready()
+        before = lost(hvd.statistics()["arrivals"])
+        for _ in range(20):
+            time.sleep(0.02 * (hvd.rank() == 1))
+            x = step(x).block_until_ready()
+        after = hvd.statistics()["arrivals"]
+        return after["framework_waits"], lost(after) - before
+
+    (is_waited_for, waits_s), (_, late_s) = world.run(run)
+    assert is_waited_for and waits_s > 0.3 > late_s
+
+
 def test_an_operation_runs_even_if_its_result_is_not_used(world: World) -> None:
     """On one rank alone: the others wait for it."""
 

@@ -128,3 +128,26 @@ def test_complex_gradients_are_averaged_and_operations_on_complex_tensors_have_g
         # 2x for each number, and what the sum, or the number of ranks that have it, multiplies it with.
         factors = [3.0, 24.0 * (rank + 1), 4.0 * (rank + 1) ** 2, 4.0 * (rank + 1) ** 2, 16.0 * rank, 3.0]
         assert seen == [[pytest.approx(factor * x)] for factor in factors]
+
+
+def test_a_late_rank_costs_what_a_function_waits_though_the_script_waits_too(world: World) -> None:
+    def run() -> tuple[bool, float]:
+        import time
+
+        import tensorflow as tf
+
+        import horovod.tensorflow as hvd
+        from horovod.core.status import lost
+
+        step = tf.function(lambda x: hvd.allreduce(x, name="late") * 0.5)
+        x = step(tf.ones(100))
+        before = lost(hvd.statistics()["arrivals"])
+        for number in range(20):
+            time.sleep(0.02 * (hvd.rank() == 1))
+            x = step(x)
+            hvd.allgather_object(number, name="also")
+        after = hvd.statistics()["arrivals"]
+        return after["framework_waits"], lost(after) - before
+
+    (is_waited_for, waits_s), (_, late_s), *_ = world.run(run)
+    assert is_waited_for and waits_s > 0.3 > late_s

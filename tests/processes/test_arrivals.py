@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from typing import Any
 
 import pytest
-from support.world import WorldPool
+from support.world import World, WorldPool
 
 import horovod.core as hvd
 
@@ -77,6 +79,28 @@ def test_waits_are_summed_up_by_host_and_kept_over_a_new_start(worlds: WorldPool
         assert after["earlier"]["seconds"] >= before["earlier"]["seconds"] + before["seconds"]
         assert after["earlier"]["steps"] >= before["earlier"]["steps"] + 5
         assert after["earlier"]["blocked_for_ranks_s"] >= before["blocked_for_ranks_s"]
+
+
+def test_statistics_have_the_same_names_after_a_failure() -> None:
+    def begin() -> list[str]:
+        hvd.init()
+        return sorted(hvd.statistics())
+
+    def fail() -> tuple[str, list[str]]:
+        import numpy as np
+
+        if hvd.rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(hvd.HorovodInternalError):
+            hvd.allreduce(np.ones(3), name="fails")
+        return hvd.statistics()["transport"], sorted(hvd.statistics())
+
+    with World(2) as world:
+        names = world.run(begin)[0]
+        outcome = world.run_each(fail)[0]
+        assert outcome.ok, outcome
+        assert outcome.value == ("shm", names)
+        world.end()
 
 
 def test_a_wait_of_more_than_a_second_counts_whole(worlds: WorldPool) -> None:

@@ -120,11 +120,7 @@ def test_counters_go_on_after_shutdown_and_init(tmp_path: Path) -> None:
             for threads in world.run(leave):
                 assert "horovod-metrics" not in threads
             assert not is_open(port) and not is_open(port + 1)
-            for rank in range(2):
-                written = in_file(tmp_path / f"{rank}.prom")
-                assert value(written, "horovod_tensors_total", rank=str(rank)) == STEPS * (generation + 1)
-                assert value(written, "horovod_running") == 0
-            assert {path.name for path in tmp_path.iterdir()} == {"0.prom", "1.prom"}
+            assert not list(tmp_path.iterdir())
         world.run(train)  # which ends in order
 
 
@@ -135,6 +131,21 @@ def test_the_file_is_written_while_the_job_runs(tmp_path: Path) -> None:
             world.run(train)
             wait_until(lambda: value(in_file(tmp_path / "1.prom"), "horovod_tensors_total") == rounds * STEPS)  # noqa: B023
         assert value(in_file(tmp_path / "1.prom"), "horovod_running") == 1
+
+
+def test_a_file_of_a_killed_rank_is_removed_and_no_other_file(tmp_path: Path) -> None:
+    env = {"HOROVOD_METRICS_FILE": str(tmp_path / "{rank}.prom"), "HOROVOD_METRICS_INTERVAL_SECONDS": "0.1"}
+    with World(1, env) as world:
+        world.run(train)
+        dead = (tmp_path / "0.prom").read_text().replace('rank="0"', 'rank="7"')
+        for name, content in {"7.prom": dead, "8.prom": "# of another\n", "7b.prom": dead, "b7.prom": dead}.items():
+            (tmp_path / name).write_text(content)
+            os.utime(tmp_path / name, (0, 0))
+        (tmp_path / "9.prom").write_text(dead)
+        os.utime(tmp_path / "9.prom", (time.time() + 3600,) * 2)  # young
+        wait_until(lambda: not (tmp_path / "7.prom").exists())
+        left = {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")}
+        assert left == {"0.prom", "8.prom", "7b.prom", "b7.prom", "9.prom"}
 
 
 def test_without_a_setting_there_is_no_thread_and_nothing_is_loaded() -> None:
@@ -222,7 +233,7 @@ def test_a_forked_child_holds_no_port_and_writes_no_file(tmp_path: Path) -> None
         assert world.run(fork_and_exit, str(tmp_path)) == [0]
         assert value(scrape(port), "horovod_tensors_total") == STEPS
         world.run(leave)
-        assert value(in_file(tmp_path / "0.prom"), "horovod_tensors_total") == STEPS
+        assert not (tmp_path / "0.prom").exists()
 
 
 def test_counters_of_an_elastic_job_go_on_when_a_worker_is_lost(tmp_path: Path) -> None:
@@ -249,7 +260,7 @@ def test_counters_of_an_elastic_job_go_on_when_a_worker_is_lost(tmp_path: Path) 
             assert value(after[worker], "horovod_generation") > value(before[worker], "horovod_generation")
         said = job.finish()
         assert "serves no metrics" not in said
-    assert value(in_file(tmp_path / "0.prom"), "horovod_running") == 0
+    assert not list(tmp_path.glob("*.prom"))
 
 
 # Until there is a file `end`, with a late rank.
@@ -352,9 +363,12 @@ def test_node_exporter_brings_the_file_and_promtool_finds_no_fault(tmp_path: Pat
     exporter, promtool = program("prometheus-node-exporter", "node_exporter"), program("promtool")
     files, port = tmp_path / "files", free_ports(1)
     files.mkdir()
-    with World(2, {"HOROVOD_METRICS_FILE": str(files / "{rank}.prom")}) as world:
+    env = {"HOROVOD_METRICS_FILE": str(files / "{rank}.prom"), "HOROVOD_METRICS_INTERVAL_SECONDS": "0.1"}
+    with World(2, env) as world:
         world.run(train)
-        world.run(leave)
+        for rank in range(2):
+            wait_until(lambda: value(in_file(files / f"{rank}.prom"), "horovod_tensors_total") == STEPS)  # noqa: B023
+        files = files.rename(tmp_path / "kept")  # as they are while the job runs
     flags = ["--collector.disable-defaults", "--collector.textfile", f"--collector.textfile.directory={files}"]
     flags.append(f"--web.listen-address=127.0.0.1:{port}")
     url = f"http://127.0.0.1:{port}/metrics"

@@ -115,13 +115,13 @@ def test_exceptions_and_results_that_do_not_travel_are_named() -> None:
         horovod.run(two)
     with pytest.raises(TypeError, match="the result of rank 0 cannot be pickled"):
         horovod.run(lambda: (number for number in range(3)))
-    with pytest.raises(TypeError, match=r"horovod.run: func cannot be pickled: .* \(in args, item 0\)"):
+    with pytest.raises(TypeError, match=r"horovod.run: args cannot be pickled: .* \(in item 0\)"):
         horovod.run(print, (inspect.currentframe(),))
     holder = Holder()
-    where = "in func, the variable holder of the function around <lambda>, the attribute lock of Holder"
+    where = "in the variable holder of the function around <lambda>, the attribute lock of Holder"
     with pytest.raises(TypeError, match=f"horovod.run: func cannot be pickled: .* \\({where}\\)"):
         horovod.run(lambda: holder)
-    where = "in func, the global variable LOCK, which locked uses"
+    where = "in the global variable LOCK, which locked uses"
     with pytest.raises(TypeError, match=f"horovod.run: func cannot be pickled: .* \\({where}\\)"):
         horovod.run(locked)
 

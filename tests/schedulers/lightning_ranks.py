@@ -251,6 +251,10 @@ def what_cannot_be_is_said() -> None:
             raise AssertionError(wrong)
 
 
+def one_device_is_that_of_each_rank() -> None:
+    assert trainer(devices=1, num_nodes=1).world_size == 2
+
+
 class Fails(Plain):
     def training_step(self, batch: Any, index: int) -> Any:
         if index == 1 and self.global_rank == 1:
@@ -267,6 +271,7 @@ if __name__ == "__main__":
     several_optimizers(rows)
     mixed_precision_and_layers_over_all_ranks(rows)
     what_cannot_be_is_said()
+    one_device_is_that_of_each_rank()
     assert not torch.distributed.is_initialized()
     print("done", hvd.rank(), flush=True)
     saved = ModelCheckpoint(FOLDER / f"of-rank-{hvd.rank()}", save_on_exception=True, save_top_k=-1, every_n_epochs=1)

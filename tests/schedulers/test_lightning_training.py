@@ -7,7 +7,9 @@ import functools
 import importlib.util
 import inspect
 import json
+import logging
 import pkgutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 from schedulers.test_spark_training import ROWS, Here, model_of_torch, one_generation, store  # noqa: F401
 from unit import test_surface as surface
 
+from horovod.spark.common.backend import SparkBackend
 from horovod.spark.common.store import LocalStore
 
 pytestmark = pytest.mark.thorough
@@ -177,6 +180,27 @@ def test_a_data_module_of_the_user_and_one_of_horovods_name(store: LocalStore, t
     queues = {"train_async_data_loader_queue_size": 3, "val_async_data_loader_queue_size": 2}
     fit(store, data_module=Twice, loader_num_epochs=1, epochs=1, **queues, inmemory_cache_all=True)
     assert (tmp_path / "steps-7-fit").exists()
+
+
+def test_checkpoints_are_written_without_a_word_of_lightning(store: LocalStore, caplog: Any) -> None:  # noqa: F811
+    log = logging.getLogger("lightning.pytorch")
+    caplog.set_level(logging.INFO, log.name)
+    log.addHandler(caplog.handler)
+    try:
+        fit(store, epochs=1)
+    finally:
+        log.removeHandler(caplog.handler)
+    assert caplog.messages and not [text for text in caplog.messages if "weights_only" in text]
+
+
+def test_errors_name_the_parameter_and_the_shapes(store: LocalStore) -> None:  # noqa: F811
+    given = {"backend": SparkBackend(2, env={}), "callbacks": [threading.Lock()]}
+    with pytest.raises(TypeError, match="^TorchEstimator.fit_on_parquet: callbacks cannot be pickled: .*in item 0"):
+        fit(store, **given)
+    model = model_of_torch(1, 1)
+    given = {"optimizer": torch.optim.SGD(model.parameters(), 0.1), "loss": torch.nn.MSELoss()}
+    with pytest.raises(RuntimeError, match=r"\nhint: a feature of one number .* input_shapes=\[\[-1, 1\]\] makes"):
+        fit(store, model, feature_cols=["a"], **given)
 
 
 def test_what_cannot_be_is_refused_before_the_training(store: LocalStore) -> None:  # noqa: F811

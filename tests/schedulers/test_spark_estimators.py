@@ -171,6 +171,35 @@ def test_an_integer_label_makes_integers_and_a_bad_frame_is_an_error(xor: Any, t
     model.setOutputCols(["y__output"])
 
 
+def test_an_error_of_a_transform_or_a_fit_names_the_users_line_or_call(spark: Any, xor: Any) -> None:
+    from pyspark.errors import PythonException
+    from pyspark.sql import functions, types
+
+    from horovod.spark.torch import TorchModel
+
+    class Own(torch.nn.Module):
+        def forward(self, v: Any) -> Any:
+            if v.sum() > 0:
+                raise KeyError("of the script")
+            return v[:, 0] / 0
+
+    def answers(df: Any) -> None:
+        known = {"y": {"spark_data_type": types.IntegerType, "output_size": 1}}
+        TorchModel(model=Own(), feature_columns=["v"], label_columns=["y"], _metadata=known).transform(df).collect()
+
+    with pytest.raises(PythonException) as caught:
+        answers(xor.where("a + b > 0.5"))
+    line = Own.forward.__code__.co_firstlineno + 2
+    assert f'File "{__file__}", line {line}, in forward\n    raise KeyError("of' in str(caught.value)
+    text = "ValueError: output y__output, row 0 of the partition: the model's answer is -?(nan|inf), .*int32\nhint: "
+    with pytest.raises(PythonException, match=text):
+        answers(xor.where("a + b < 0").limit(1))
+    fails = functions.udf(lambda number: 1 / 0, "double")
+    frame = xor.select(fails("a").alias("a"), "y")
+    with pytest.raises(RuntimeError, match="^TorchEstimator.fit: Spark job has failed: ZeroDivisionError: "):
+        torch_estimator(None, backend=None, num_proc=1, feature_cols=["a"], model=network(1)).fit(frame)
+
+
 def test_an_estimator_and_a_model_are_saved_and_resume(
     xor: Any, trained: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

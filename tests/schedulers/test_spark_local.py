@@ -283,7 +283,7 @@ def test_tasks_that_do_not_start_in_time(spark: Any, tmp_path: Path) -> None:
 
 def test_what_cannot_be_pickled_is_named() -> None:
     lock = threading.Lock()
-    with pytest.raises(TypeError, match="func cannot be pickled: .*the variable lock"):
+    with pytest.raises(TypeError, match=r"horovod.spark.run: fn cannot be pickled: .* \(in the variable lock"):
         run(lambda: lock.locked())
     with pytest.raises(TypeError, match="horovod: the result of rank . cannot be pickled: cannot pickle"):
         run(threading.Lock, stdout=io.StringIO(), stderr=io.StringIO())
@@ -337,7 +337,7 @@ def test_a_frame_that_ranks_cannot_read_is_refused(spark: Any) -> None:
     refused(ValueError, text.format("1 row"), spark.range(10).where("id = 7"))
     refused(ValueError, text.format("0 rows"), spark.range(0))  # for which Spark starts no task
     refused(ValueError, "column `m` is map<string,int>: no rank can", spark.range(9).selectExpr("map('a', 1) as m"))
-    refused(TypeError, "^horovod.spark.run_on_dataframe: func cannot be", spark.range(9), threading.Lock().acquire)
+    refused(TypeError, "^horovod.spark.run_on_dataframe: fn cannot be", spark.range(9), threading.Lock().acquire)
 
 
 @pytest.mark.thorough

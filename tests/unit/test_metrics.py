@@ -59,8 +59,8 @@ def facts(scale: int = 1, late: dict[int, float] | None = None) -> dict[str, Any
     return {**counters, "in_flight": 7, "arrivals": {**arrivals, "by_rank": by_rank}}
 
 
-def samples_of(these: dict[str, Any], running: bool = True, totals: Totals | None = None) -> list[Sample]:
-    return list(series.samples(PLACE, 12.5, these, (totals or Totals()).plus(these), running))
+def samples_of(these: dict[str, Any], totals: Totals | None = None) -> list[Sample]:
+    return list(series.samples(PLACE, 12.5, these, (totals or Totals()).plus(these)))
 
 
 def full_names() -> set[str]:
@@ -108,9 +108,8 @@ def test_a_generation_that_has_ended_takes_nothing_away() -> None:
     totals = Totals().plus(first).plus(second)
     assert totals.counters["horovod_bytes"] == 18 and totals.counters["horovod_wait_seconds"] == pytest.approx(0.6)
     assert totals.late == {0: (5, 5.0), 1: (6, 10.25), 3: (1, 4.0)}
-    ended = {one.family.name: one.value for one in samples_of(second, running=False, totals=Totals().plus(first))}
+    ended = {one.family.name: one.value for one in samples_of(second, totals=Totals().plus(first))}
     assert ended["horovod_bytes"] == 18
-    assert ended["horovod_running"] == 0 and ended["horovod_in_flight_calls"] == 0
 
 
 def test_the_late_ranks_of_a_large_job_are_those_waited_for_longest() -> None:

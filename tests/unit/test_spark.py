@@ -267,7 +267,7 @@ def nothing() -> None: ...
         ({"use_mpi": True}, NotImplementedError, "use_mpi is not supported: .*\nhint: "),
         ({"num_proc": 0}, ValueError, "num_proc is 0, expected at least 1"),
         ({"nics": ["nowhere0"]}, ValueError, "no network interface 'nowhere0'"),
-        ({"args": (threading.Lock(),)}, TypeError, "func cannot be pickled: .*lock.* \\(in args, item 0"),
+        ({"args": (threading.Lock(),)}, TypeError, "spark.run: args cannot be pickled: .*lock.* \\(in item 0\\)"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_starts(

@@ -6,7 +6,9 @@ from __future__ import annotations
 import gc
 import json
 import random
+import sys
 import threading
+import time
 import weakref
 from typing import Any
 
@@ -121,6 +123,24 @@ def test_the_reason_is_the_part_of_the_step_in_which_the_late_rank_is_longer() -
     assert "since step 3: it is in the data loader, read (data.py:7). Without" in str(verdict)
 
 
+def test_a_line_of_no_part_is_a_reason_though_the_others_wait_in_such_a_line() -> None:
+    """They wait in the call of a function that TensorFlow or JAX has compiled."""
+    late = sampled(("", "decode (data.py:7)", 60), ("", "train (train.py:9)", 40))
+    usual = sampled(("", "train (train.py:9)", 100))
+    verdict = judge(facts_of(job(ONE_IS_LATE, sampled={1: late, 0: usual})))
+    assert verdict is not None and verdict.where == "it is in decode (data.py:7)"
+
+
+def test_the_losses_of_a_compiled_function_are_not_those_of_the_script() -> None:
+    """A script is blocked for an average of losses in each step, and loses more in the function."""
+    hardly = dict.fromkeys((0, 2, 3), 0.001)
+    blocked = job(ONE_IS_LATE, blocked_for_ranks_s=hardly)
+    assert judge(facts_of(blocked)) is None
+    compiled = job(ONE_IS_LATE, blocked_for_ranks_s=hardly, framework_waits=dict.fromkeys(range(4), True))
+    verdict = judge(facts_of(compiled))
+    assert verdict is not None and verdict.late_s == pytest.approx(0.176 * STEP_S, rel=0.02)
+
+
 def test_no_reason_is_given_if_the_late_rank_does_nothing_more() -> None:
     usual = sampled(("backward", "step (train.py:9)", 95), (IN_HOROVOD, "step (train.py:9)", 5))
     verdict = judge(facts_of(job(ONE_IS_LATE, sampled={1: usual, 0: usual})))
@@ -184,6 +204,39 @@ def test_samples_take_nothing_of_the_scripts_random_numbers() -> None:
     before = random.getstate()
     assert not thread._sleep(0.15)
     assert thread._samples.summary() and random.getstate() == before
+
+
+def in_file(path: str, code: str) -> Any:
+    """A function that calls what it is given, as if it were in this file."""
+    space: dict[str, Any] = {}
+    exec(compile(f"def {code}(then, *rest):\n    then(*rest)", path, "exec"), space)
+    return space[code]
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_a_loader_that_a_compiled_function_calls_on_another_thread_is_found(is_compiled: bool) -> None:
+    """As TensorFlow's data pipelines do in Keras' fit."""
+    package = "/x/site-packages/tensorflow/python"
+    pipeline = in_file(f"{package}/data/ops/from_generator_op.py", "generator_py_func")
+    decode = in_file("/y/data.py", "decode")
+    step = in_file(f"{package}/eager/execute.py" if is_compiled else "/y/train.py", "step")
+    over = threading.Lock()
+    over.acquire()
+    threads = [threading.Thread(target=pipeline, args=(decode, over.acquire))]
+    threads.append(threading.Thread(target=step, args=(over.acquire,)))
+    for thread, place in zip(threads, ("decode", "step"), strict=True):
+        thread.start()
+        while sys._current_frames()[thread.ident or 0].f_code.co_name != place:
+            time.sleep(0.001)
+    found = Samples()
+    found._main = threads[1].ident
+    found.take()
+    for _ in threads:  # each takes the lock, and leaves it so
+        over.release()
+        while not over.locked():
+            time.sleep(0.001)
+    line = ["the data loader", "decode (data.py:2)", 1] if is_compiled else ["", "step (train.py:2)", 1]
+    assert found.summary() == {"samples": 1, "lines": [line]}
 
 
 def test_stacks_keep_nothing_alive() -> None:

@@ -6,12 +6,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["complete", "keep"]
+__all__ = ["complete", "keep", "note_framework_waits"]
 
 # Sums of this process' generations that have ended; in an elastic job, those before the newest change of workers.
 _earlier = dict.fromkeys(
     ("seconds", "steps", "calls", "waited_s", "waiting_s", "blocked_for_ranks_s", "blocked_for_data_s"), 0.0
 )
+_framework_waits = False
+
+
+def note_framework_waits() -> None:
+    """From now on, threads of a framework wait for operations: the script's own waits are not all."""
+    global _framework_waits
+    _framework_waits = True
 
 
 def complete(arrivals: dict[str, Any], host_of_rank: Sequence[int]) -> dict[str, Any]:
@@ -24,7 +31,7 @@ def complete(arrivals: dict[str, Any], host_of_rank: Sequence[int]) -> dict[str,
             sums = by_host.setdefault(host_of_rank[rank], {"times": 0, "waited_s": 0.0})
             sums["times"] += row["times"]
             sums["waited_s"] += row["waited_s"]
-    return {**arrivals, "by_host": by_host, "earlier": dict(_earlier)}
+    return {**arrivals, "by_host": by_host, "earlier": dict(_earlier), "framework_waits": _framework_waits}
 
 
 def keep(arrivals: dict[str, Any]) -> None:

@@ -107,6 +107,8 @@ class Context:
         self.wait_on_stream = self.library["hvd_wait_on_stream"]
         self.release = self.library["hvd_release"]
         self.release.restype = None
+        self._described: dict[str, Any] = {}  # the newest statistics
+        self.statistics()
         self.running = True
         self._exporter: Exporter | None = None
         try:
@@ -386,14 +388,19 @@ class Context:
             )
 
     def statistics(self) -> dict[str, Any]:
-        """The engine's counters and what it measured of the machine."""
+        """The engine's counters and what it measured of the machine.
+
+        After a failure the engine has let go of the communicator, whose part is then that of the last call before.
+        """
         length = int(self.library.hvd_statistics(self.pointer, None, 0))
         while True:
             buffer = ctypes.create_string_buffer(length + 256)
             needed = int(self.library.hvd_statistics(self.pointer, buffer, len(buffer)))
             if needed < len(buffer):
-                facts: dict[str, Any] = json.loads(buffer.value)
-                return {**facts, "arrivals": arrivals.complete(facts["arrivals"], self.world.host_of_rank)}
+                facts: dict[str, Any] = {**self._described, **json.loads(buffer.value)}
+                facts["arrivals"] = arrivals.complete(facts["arrivals"], self.world.host_of_rank)
+                self._described = facts
+                return dict(facts)
             length = needed
 
 

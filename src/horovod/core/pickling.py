@@ -16,7 +16,7 @@ from typing import Any
 
 import cloudpickle
 
-__all__ = ["dumps", "loads"]
+__all__ = ["Pickler", "dumps", "loads"]
 
 loads = pickle.loads
 
@@ -24,7 +24,7 @@ loads = pickle.loads
 def dumps(value: Any) -> bytes:
     """The bytes from which `loads` makes the value. Raises any error that the value's own code raises."""
     with io.BytesIO() as file:
-        _Pickler(file).dump(value)
+        Pickler(file).dump(value)
         return file.getvalue()
 
 
@@ -37,5 +37,7 @@ def _code_of_file(file: str, make: Callable[..., types.CodeType], arguments: tup
     return make(*arguments).replace(co_filename=file)
 
 
-class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+    """The pickler of `dumps`, for torch.save, which takes this module."""
+
     dispatch_table = ChainMap({types.CodeType: _reduce_code}, cloudpickle.CloudPickler.dispatch_table)

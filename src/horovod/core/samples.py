@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from collections import Counter, deque
+from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,12 +20,13 @@ IN_HOROVOD = "Horovod"  # waits for other ranks, or for data
 _PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
 _NOT_A_SCRIPT = ("<", os.path.dirname(os.__file__) + os.sep)
 _WAITING = tuple(_PACKAGE + name for name in ("core" + os.sep, "world" + os.sep))
+_LOADER = "the data loader"
 # A part of a file's path, and the part of a step that this file's callees are in. The innermost that fits counts.
 _PARTS = (
-    (os.path.join("torch", "utils", "data", ""), "the data loader"),
-    (os.path.join("tensorflow", "python", "data", ""), "the data loader"),
-    (os.path.join("trainers", "data_adapters", ""), "the data loader"),
-    (os.path.join("horovod", "data", ""), "the data loader"),
+    (os.path.join("torch", "utils", "data", ""), _LOADER),
+    (os.path.join("tensorflow", "python", "data", ""), _LOADER),
+    (os.path.join("trainers", "data_adapters", ""), _LOADER),
+    (os.path.join("horovod", "data", ""), _LOADER),
     (os.path.join("torch", "autograd", ""), "backward"),
     (os.path.join("torch", "_tensor.py"), "backward"),
     (os.path.join("eager", "backprop.py"), "backward"),
@@ -34,6 +36,8 @@ _PARTS = (
     (os.path.join("torch", "nn", "modules", "module.py"), "forward"),
     (os.path.join("keras", "src", "layers", ""), "forward"),
 )
+# Here the main thread runs a compiled function of TensorFlow, whose data pipeline may call the script on other threads.
+_COMPILED = os.path.join("tensorflow", "python", "eager", "")
 _MOST_SAMPLES = 300  # of the last 15 s
 _MOST_LINES = 6  # in a status
 _MOST_FRAMES = 40
@@ -41,7 +45,10 @@ _MOST_THREADS = 32
 
 
 class Samples:
-    """Where the main thread was, at moments in the last while."""
+    """Where the main thread was, at moments in the last while.
+
+    If it was in a compiled function that has the script's data loader run on another thread, as Keras' fit does: there.
+    """
 
     def __init__(self) -> None:
         self._main = threading.main_thread().ident
@@ -49,9 +56,12 @@ class Samples:
 
     def take(self) -> None:
         """Looks once, for some microseconds."""
-        frame = sys._current_frames().get(self._main or 0)
+        frames = sys._current_frames()
+        frame = frames.pop(self._main or 0, None)
+        frames.pop(threading.get_ident(), None)  # as in stacks()
         if frame is not None:
-            self._taken.append(part_and_line(frame))
+            in_loader = _line_in_loader(frames.values()) if _COMPILED in frame.f_code.co_filename else ""
+            self._taken.append((_LOADER, in_loader) if in_loader else part_and_line(frame))
 
     def summary(self) -> dict[str, Any] | None:
         """For a status: the number of samples, and the most frequent lines. None if there is no sample."""
@@ -74,6 +84,21 @@ def part_and_line(frame: FrameType) -> tuple[str, str]:
             line = _line(current)
         current = current.f_back
     return part, line or _line(frame)
+
+
+def _line_in_loader(frames: Iterable[FrameType]) -> str:
+    """The script's line that a data loader has called on one of these threads; "" if there is none."""
+    for frame in frames:
+        line = ""
+        current: FrameType | None = frame
+        while current is not None:
+            path = current.f_code.co_filename
+            if not line and is_of_script(path) and not path.startswith(_NOT_A_SCRIPT):
+                line = _line(current)
+            if line and any(piece in path for piece, name in _PARTS if name == _LOADER):
+                return line
+            current = current.f_back
+    return ""
 
 
 def stacks() -> list[dict[str, Any]]:

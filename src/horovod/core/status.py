@@ -8,7 +8,8 @@ this rank's clock, and counts since init:
 |---|---|
 | pid, host, local_rank | of this process |
 | bytes, in_flight | from hvd.statistics() |
-| seconds, steps, waiting_s, blocked_times, blocked_for_ranks_s, blocked_for_data_s | from its `arrivals` |
+| seconds, steps, waiting_s, framework_waits | from its `arrivals` |
+| blocked_times, blocked_for_ranks_s, blocked_for_data_s | from its `arrivals`, too |
 | by_rank | for which ranks this one has waited: seconds by rank, the longest ones |
 | late | the rank that this one waits for lately: rank, share (of the time), since_step, since_s |
 | stuck_s | for how long calls have been in flight and none has become ready |
@@ -113,14 +114,14 @@ class StatusThread:
     def _status(self) -> dict[str, Any]:
         facts = self._facts()
         arrivals = facts["arrivals"]
-        names = ("seconds", "steps", "waiting_s", "blocked_times", "blocked_for_ranks_s", "blocked_for_data_s")
+        waited = ("waiting_s", "framework_waits", "blocked_times", "blocked_for_ranks_s", "blocked_for_data_s")
         waits = {rank: row["waited_s"] for rank, row in arrivals["by_rank"].items() if rank >= 0}
         longest = sorted(waits, key=waits.__getitem__, reverse=True)[:_MOST_RANKS]
         status: dict[str, Any] = {
             "pid": os.getpid(),
             "host": socket.gethostname(),
             "local_rank": self._world.identity.local_rank,
-            **{name: arrivals[name] for name in names},
+            **{name: arrivals[name] for name in ("seconds", "steps", *waited)},
             "bytes": facts["bytes"],
             "in_flight": facts["in_flight"],
             "by_rank": {str(rank): round(waits[rank], 6) for rank in longest},
@@ -178,9 +179,10 @@ def lost(facts: dict[str, Any]) -> float:
     """Returns the seconds that this rank has lost by waiting for others. `facts`: arrivals, or a status.
 
     If the script itself waits in most steps, it is the time in which it was blocked: waits that are hidden behind its
-    own work cost nothing. If only threads of a framework wait, it is the time in which a call waited.
+    own work cost nothing. If threads of a framework wait, it is the time in which a call waited: the script may be
+    blocked in each step, too, for the average of its losses or by the moment in which a handler of JAX waits.
     """
-    waits_itself = 2 * facts.get("blocked_times", 0) >= facts.get("steps", 0)
+    waits_itself = not facts.get("framework_waits") and 2 * facts.get("blocked_times", 0) >= facts.get("steps", 0)
     return float(facts.get("blocked_for_ranks_s" if waits_itself else "waiting_s", 0.0))
 
 

@@ -25,6 +25,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from horovod.core import context as contexts
+from horovod.core.arrivals import note_framework_waits
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.native import ALLGATHER, ALLREDUCE, ALLTOALL, BROADCAST, REDUCESCATTER, SYNC, Adasum, Sum
 from horovod.core.process_sets import ProcessSet, global_process_set
@@ -222,6 +223,7 @@ def _lower(
             "hint: jax.jit for the outer function alone"
         )
     _check_devices(label, context)
+    note_framework_waits()
     ir = mlir.ir
     before = _calls_before(ir.InsertionPoint.current.block)
     token = _plain(context.tokens_in.get(ordered_effect)) if ordered and has_tokens else []

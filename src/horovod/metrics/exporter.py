@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import logging
 import os
+import re
 import select
 import socket
 import threading
@@ -28,6 +30,8 @@ from horovod.world.world import World
 __all__ = ["Exporter", "hint_for_file", "hint_for_port"]
 
 CLIENT_S = 2.0
+_BEGINS = b"# HELP horovod_"  # a file
+_DEAD_AFTER = 8  # intervals without a new file
 CLOSE_S = 5.0  # more than a client may take
 
 _log = logging.getLogger("horovod")
@@ -58,16 +62,18 @@ class Exporter:
         for end in (self._woken, self._wake):
             forks.close_in_forked_child(end)
         self._listen()
-        self._write(running=True)
+        self._write()
         self._thread = threading.Thread(target=self._run, name="horovod-metrics", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread, and writes the file once more. The generation still runs."""
+        """Ends the thread, and removes the file. The generation still runs."""
         global _left
         self._wake.close()
         self._thread.join(CLOSE_S)
-        self._write(running=False)
+        with contextlib.suppress(OSError):
+            if self._path:
+                os.unlink(self._path)
         _left = _left.plus(self._statistics())
 
     def _run(self) -> None:
@@ -83,7 +89,8 @@ class Exporter:
             if time.monotonic() >= next_s:
                 next_s = time.monotonic() + due_s
                 self._listen()
-                self._write(running=True)
+                self._write()
+                self._remove_files_of_the_dead()
         if self._listener is not None:
             self._listener.close()
         self._woken.close()
@@ -131,17 +138,33 @@ class Exporter:
 
     # to the file
 
-    def _write(self, running: bool) -> None:
+    def _write(self) -> None:
         if not self._path:
             return
         try:
-            write_whole(self._path, self._text(False, running))
+            write_whole(self._path, self._text(False))
         except OSError as error:
             self._warn(f"writes no metrics to {self._path}: {_reason(error)}", hint_for_file(error))
 
-    def _text(self, in_open_metrics: bool, running: bool = True) -> str:
+    def _remove_files_of_the_dead(self) -> None:
+        """Removes files of ranks that were killed, which node exporter would serve for ever.
+
+        Each rank does so, as any may be the last on its host. Ages are by the file system's clock.
+        """
+        pattern = self._settings.metrics_file
+        with contextlib.suppress(OSError):
+            now_s = os.stat(self._path).st_mtime
+            for path in glob.iglob("[0-9]*".join(map(glob.escape, pattern.split("{rank}")))):
+                rank = re.fullmatch(r"(\d+)".join(map(re.escape, pattern.split("{rank}", 1))), path)
+                if rank is None or path == self._path or not os.path.isfile(path):
+                    continue
+                is_old = now_s - os.stat(path).st_mtime > _DEAD_AFTER * self._settings.metrics_interval_s
+                if is_old and _is_ours(path):
+                    os.unlink(path)
+
+    def _text(self, in_open_metrics: bool) -> str:
         facts = self._statistics()
-        rows = series.samples(self._place, self._started_s, facts, _left.plus(facts), running)
+        rows = series.samples(self._place, self._started_s, facts, _left.plus(facts))
         return text.in_open_metrics(rows) if in_open_metrics else text.in_plain_text(rows)
 
     def _warn(self, what: str, hint: str) -> None:
@@ -162,6 +185,11 @@ def hint_for_file(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "make room on the disk of HOROVOD_METRICS_FILE; the rank tries again"
     return "make the folder of HOROVOD_METRICS_FILE on each host, writable for the job's user"
+
+
+def _is_ours(path: str) -> bool:
+    with open(path, "rb") as file:
+        return file.read(len(_BEGINS)) == _BEGINS
 
 
 def _readable(sockets: list[socket.socket], timeout_s: float) -> set[socket.socket]:

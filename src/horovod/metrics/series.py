@@ -113,7 +113,7 @@ _IN_FLIGHT = Family("horovod_in_flight_calls", "gauge", "Calls that have not end
 _RUNNING = Family(
     "horovod_running",
     "gauge",
-    "1 while the process is in a world; after hvd.shutdown() the file says 0, the port is closed.",
+    "1 while the process is in a world; after hvd.shutdown() the file is gone, and the port is closed.",
 )
 _SIZE = Family("horovod_world_size", "gauge", "Number of ranks in the job.")
 _LOCAL_SIZE = Family("horovod_local_size", "gauge", "Number of ranks on this host.")
@@ -153,7 +153,7 @@ class Totals:
         return Totals({one.name: self.counters.get(one.name, 0) + one.of(facts) for one in _COUNTERS if one.of}, late)
 
 
-def samples(place: Place, started_s: float, facts: Facts, totals: Totals, running: bool) -> Iterator[Sample]:
+def samples(place: Place, started_s: float, facts: Facts, totals: Totals) -> Iterator[Sample]:
     """All samples, those of a family one after the other, in the order of FAMILIES.
 
     `facts`: the statistics of this generation, which `totals` include.
@@ -165,8 +165,8 @@ def samples(place: Place, started_s: float, facts: Facts, totals: Totals, runnin
     for family, column in ((_LATE_WAITS, 0), (_LATE_SECONDS, 1)):
         for rank in sorted(longest[:SHOWN_LATE_RANKS]):
             yield Sample(family, {**labels, "late_rank": str(rank)}, totals.late[rank][column])
-    yield Sample(_IN_FLIGHT, labels, facts["in_flight"] if running else 0)
-    yield Sample(_RUNNING, labels, int(running))
+    yield Sample(_IN_FLIGHT, labels, facts["in_flight"])
+    yield Sample(_RUNNING, labels, 1)
     yield Sample(_SIZE, labels, place.size)
     yield Sample(_LOCAL_SIZE, labels, place.local_size)
     yield Sample(_GENERATION, labels, place.generation)

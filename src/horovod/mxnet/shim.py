@@ -19,6 +19,7 @@ from mxnet.base import _LIB, MXNetError, check_call
 
 from horovod.core import context as contexts
 from horovod.core import native
+from horovod.core.arrivals import note_framework_waits
 from horovod.core.context import Context
 from horovod.core.exceptions import HorovodInternalError, NotRunningError, RankLeftError
 from horovod.settings import current_environment
@@ -93,6 +94,7 @@ def library() -> ctypes.CDLL:
         raise ImportError(f"Horovod does not know this build of MXNet {mx.__version__}: {error}") from None
     opened.hvd_mxnet_use(ctypes.byref(_Api(*addresses)))
     contexts.watch(_attach)
+    note_framework_waits()
     atexit.register(_end)
     return opened
 

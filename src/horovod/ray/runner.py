@@ -239,7 +239,8 @@ class StaticAdapter(Adapter):
             )
         if crew.has_failed:
             self._form_world(self._answers(crew.workers))
-        given = packed(f"RayExecutor.{caller}", values)
+        names = {"names": ("executable_cls", "executable_args", "executable_kwargs")} if caller == "start" else {}
+        given = packed(f"RayExecutor.{caller}", values, **names)
         return [worker.call.remote(method, given, queue) for worker in crew.workers[:ranks]]
 
     def _results(self, caller: str, callbacks: list[Callable[..., Any]] | None, *values: Any) -> list[Any]:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import ray
 from ray.util.queue import Queue
 
-from horovod.launcher.function.unpicklable import culprit
+from horovod.launcher.function.unpicklable import named
 from horovod.settings import environment_of
 
 __all__ = [
@@ -84,15 +84,10 @@ def arranged_devices(own: Sequence[str], slot: int, count: int) -> str:
     return ",".join(names)
 
 
-def packed(caller: str, values: tuple[Any, ...]) -> Any:
-    """The ObjectRef of a call: function, args, kwargs. Raises TypeError that names what cannot be pickled."""
-    try:
+def packed(caller: str, values: tuple[Any, ...], names: Sequence[str] = ("fn", "args", "kwargs")) -> Any:
+    """The ObjectRef of a call, whose arguments have these names. Raises TypeError that names what cannot be pickled."""
+    with named(caller, dict(zip(names, values, strict=False)), ray.cloudpickle.dumps):
         return ray.put(values)
-    except Exception as error:  # pickling runs the object's own code
-        parts = dict(zip(("the function", "args", "kwargs"), values, strict=False))
-        found = culprit(parts, ray.cloudpickle.dumps)
-        where = f" (in {found})" if found else ""
-        raise TypeError(f"{caller}: the call cannot be pickled{where}: {error.__cause__ or error}") from error
 
 
 @contextlib.contextmanager

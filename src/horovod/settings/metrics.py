@@ -39,5 +39,5 @@ class MetricsSettings:
         "HOROVOD_METRICS_INTERVAL_SECONDS",
         kinds.number(0.1),
         15.0,
-        "How often the file of HOROVOD_METRICS_FILE is written, in seconds. It is also written when the job ends.",
+        "How often the file of HOROVOD_METRICS_FILE is written, in seconds. It is removed when the rank leaves.",
     )

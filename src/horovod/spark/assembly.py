@@ -207,7 +207,7 @@ class Assembly:
             gpus.TaskGpus(place["hostname"], tuple(one["gpus"]), one["visible_gpus"])
             for one, place in zip(self._order, places, strict=True)
         ]
-        seen = gpus.assign(given, self._local_rank_gpu)
+        seen = gpus.assign(given, self._local_rank_gpu, self._name)
         environments = {
             name: {
                 **environment_of(spark_devices=",".join(one.own) or None),

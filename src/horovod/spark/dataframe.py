@@ -21,10 +21,9 @@ from typing import Any
 from horovod.core import tracebacks
 from horovod.core.wording import counted
 from horovod.data import ParquetReader, Plan
-from horovod.launcher.function.run_task import dumps
 from horovod.settings import Settings
 from horovod.spark.common.dataset import selected
-from horovod.spark.runner import _checked, _Job, _pickled
+from horovod.spark.runner import _checked, _Job, _pickled, dumped_call, name_of_call
 from horovod.spark.task.rows import NAMES, VALIDATION, Part, opened
 
 __all__ = ["run_on_dataframe", "run_with_rows"]
@@ -72,8 +71,7 @@ def run_on_dataframe(
         )
     if batch_size < 1:
         raise ValueError(f"{_NAME}: batch_size is {batch_size}: expected at least 1")
-    parts = {"func": fn, "args": tuple(args), "kwargs": dict(kwargs or {})}
-    call = dumps(tuple(parts.values()), "func", parts, _NAME)
+    call = dumped_call(fn, args, kwargs, _NAME)
     reader = {"batch_size": batch_size, "shuffle": shuffle, "seed": seed, "drop_last": drop_last}
 
     def start(found: Sequence[Part], _: Any) -> Call:
@@ -126,9 +124,10 @@ def run_with_rows(
     gives the function, its arguments and keywords. The function's first argument are the plans of its rows (`opened`).
     """
     others = _Others(**keywords)
-    interface = _checked(num_proc, others.nics, _NAME)
-    job = _Job(_NAME, num_proc, env, others.verbose, others.stdout, others.stderr)
-    columns = [name for name in frame.columns if name != VALIDATION]
+    name = name_of_call(_NAME)
+    interface = _checked(num_proc, others.nics, name)
+    job = _Job(name, num_proc, env, others.verbose, others.stdout, others.stderr)
+    columns = [column for column in frame.columns if column != VALIDATION]
 
     def task(tasks: list[dict[str, Any]]) -> bytes:
         found = [
@@ -137,7 +136,7 @@ def run_with_rows(
         ]
         shapes = next((one["shapes"] for one in tasks if one["shapes"]), [None] * len(columns))
         function, args, kwargs = start(found, dict(zip(columns, shapes, strict=True)))
-        return _pickled(_on_rows, (found, function, args, kwargs), {}, _NAME)
+        return _pickled(_on_rows, (found, function, args, kwargs), {}, name)
 
     return job.run(
         task,

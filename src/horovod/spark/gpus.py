@@ -36,10 +36,11 @@ class RankGpus:
     own: tuple[str, ...]
 
 
-def assign(tasks: Sequence[TaskGpus], by_local_rank: bool = False) -> list[RankGpus]:
+def assign(tasks: Sequence[TaskGpus], by_local_rank: bool = False, name: str = "horovod.spark.run") -> list[RankGpus]:
     """By rank; the ranks of a host in the order of their local ranks.
 
-    `by_local_rank`: HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX; what Spark says is then not looked at. Raises GpusError.
+    `by_local_rank`: HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX; what Spark says is then not looked at. `name`: of the
+    function that was called. Raises GpusError.
     """
     if by_local_rank:
         return [RankGpus(None, task.addresses) for task in tasks]
@@ -51,10 +52,10 @@ def assign(tasks: Sequence[TaskGpus], by_local_rank: bool = False) -> list[RankG
         if not devices:
             continue
         if len(set(devices)) < len(devices):
-            raise _error(f"a GPU of host {host} was given to two tasks", tasks, ranks)
+            raise _error(name, f"a GPU of host {host} was given to two tasks", tasks, ranks)
         if not all(found[rank] for rank in ranks):
             few = f"{counted(len(ranks), 'rank')}, but {counted(len(devices), 'GPU')}"
-            raise _error(f"host {host} has {few}", tasks, ranks)
+            raise _error(name, f"host {host} has {few}", tasks, ranks)
         visible[host] = ",".join(devices)
     return [
         RankGpus(visible.get(task.host), task.addresses) if devices is not None else RankGpus(None, ("0",))
@@ -76,10 +77,10 @@ def _devices(task: TaskGpus) -> list[str] | None:
     return None
 
 
-def _error(what: str, tasks: Sequence[TaskGpus], ranks: Sequence[int]) -> GpusError:
+def _error(name: str, what: str, tasks: Sequence[TaskGpus], ranks: Sequence[int]) -> GpusError:
     lines = [f"  rank {rank}: {', '.join(tasks[rank].addresses) or 'no GPU'}" for rank in ranks]
     hint = (
         "set spark.task.resource.gpu.amount=1 to give each task its own GPU; or set "
         "HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX=1, and each rank sees what its task sees and takes GPU hvd.local_rank()"
     )
-    return GpusError("\n".join([f"horovod.spark.run: {what}", *lines, f"hint: {hint}"]))
+    return GpusError("\n".join([f"{name}: {what}", *lines, f"hint: {hint}"]))

@@ -8,7 +8,7 @@ from typing import Any
 
 import horovod
 from horovod.spark.connect import active_session
-from horovod.spark.runner import run
+from horovod.spark.runner import called, run
 
 __all__ = ["HorovodRunner"]
 
@@ -36,7 +36,8 @@ class HorovodRunner:
         output: dict[str, Any] = {}
         if self.driver_log_verbosity != "all":
             output = {"stdout": _Nothing(), "stderr": _Nothing(), "verbose": 0}
-        return run(main, kwargs=kwargs, num_proc=size, **output)[0]
+        with called("HorovodRunner.run"):
+            return run(main, kwargs=kwargs, num_proc=size, **output)[0]
 
 
 class _Nothing:

@@ -12,12 +12,14 @@ in task 0, and they do.
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import itertools
 import selectors
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from horovod.core import tracebacks
@@ -34,12 +36,28 @@ from horovod.spark.task.outcome import Came
 from horovod.world.network import interface_address
 from horovod.world.secret import new_secret
 
-__all__ = ["run", "run_elastic"]
+__all__ = ["called", "dumped_call", "name_of_call", "run", "run_elastic"]
 
 _NAME = "horovod.spark.run"
 _ELASTIC = "horovod.spark.run_elastic"
 _LOOK_S = 0.5  # for Spark's tasks, of which it sends no word
 _numbers = itertools.count()
+_called: contextvars.ContextVar[str] = contextvars.ContextVar("horovod.spark", default="")
+
+
+@contextlib.contextmanager
+def called(name: str) -> Iterator[None]:
+    """Errors of jobs that run inside begin with `name`: what the user has called."""
+    before = _called.set(name)
+    try:
+        yield
+    finally:
+        _called.reset(before)
+
+
+def name_of_call(name: str) -> str:
+    """Returns what the user has called; `name` if it was that function itself."""
+    return _called.get() or name
 
 
 def run(
@@ -73,16 +91,17 @@ def run(
     start in time; TypeError for a function or arguments that cannot be pickled. KeyboardInterrupt ends the job first.
     """
     tracebacks.install()
+    name = name_of_call(_NAME)
     if use_mpi:
         raise NotImplementedError(
-            f"{_NAME}: use_mpi is not supported: mpirun cannot start processes in Spark tasks\n"
+            f"{name}: use_mpi is not supported: mpirun cannot start processes in Spark tasks\n"
             "hint: leave use_mpi out; the ranks then find each other as with use_gloo"
         )
     if extra_mpi_args:
-        warnings.warn(f"{_NAME}: extra_mpi_args has no effect: the ranks are not started by mpirun", stacklevel=2)
-    interface = _checked(num_proc, nics, _NAME)
-    task = _pickled(fn, args, kwargs, _NAME)
-    job = _Job(_NAME, num_proc, env, verbose, stdout, stderr)
+        warnings.warn(f"{name}: extra_mpi_args has no effect: the ranks are not started by mpirun", stacklevel=2)
+    interface = _checked(num_proc, nics, name)
+    task = _pickled(fn, args, kwargs, name)
+    job = _Job(name, num_proc, env, verbose, stdout, stderr)
     return job.run(
         task,
         start_timeout,
@@ -149,10 +168,14 @@ def _checked(num_proc: int | None, nics: Sequence[str] | set[str] | None, name: 
     return interface
 
 
+def dumped_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> bytes:
+    """A call of a user's function, pickled. Raises TypeError that names what cannot be; `name`: who was called."""
+    parts = {"fn": fn, "args": tuple(args), "kwargs": dict(kwargs or {})}
+    return dumps(tuple(parts.values()), "fn", parts, name)
+
+
 def _pickled(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> bytes:
-    parts = {"func": fn, "args": tuple(args), "kwargs": dict(kwargs or {})}
-    call = dumps(tuple(parts.values()), "func", parts, name)
-    return dumps({"path": sys.path, "call": call}, "func", name=name)
+    return dumps({"path": sys.path, "call": dumped_call(fn, args, kwargs, name)}, "the call", name=name)
 
 
 class _Job:

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from horovod.core import context as contexts
 from horovod.core import native
+from horovod.core.arrivals import note_framework_waits
 from horovod.core.context import Context
 from horovod.tensorflow import gpus
 from horovod.tensorflow.patches import keep_order
@@ -51,6 +52,7 @@ def operations() -> Any:
         raise ImportError(f"Horovod's kernels do not fit TensorFlow {tf.__version__}: {why}")
     keep_order()
     contexts.watch(_attach)
+    note_framework_waits()
     return module
 
 

@@ -20,7 +20,7 @@ from horovod.core import raised, tracebacks
 from horovod.core.exceptions import HorovodInternalError
 from horovod.elastic.worker import session as sessions
 from horovod.launcher.function.exchange import ask_for_task, bring_answer
-from horovod.launcher.function.unpicklable import culprit
+from horovod.launcher.function.unpicklable import named
 from horovod.settings import Settings, current_environment
 from horovod.world.launchers import recognise
 from horovod.world.secret import read_secret
@@ -63,8 +63,8 @@ def _has_ended(error: Exception) -> bool:
 def dumps(value: Any, what: str, parts: Mapping[str, Any] | None = None, name: str = "horovod.run") -> bytes:
     """Pickled by cloudpickle, which takes lambdas, local functions and classes of a script by value.
 
-    Where it is not installed, by pickle, which does not. Raises TypeError that names `what`, and which of its `parts`,
-    and what in it, cannot be pickled. `name`: the function that was called.
+    Where it is not installed, by pickle, which does not. Raises TypeError that names which of the `parts`, and what in
+    it, cannot be pickled; `what`: if there are no parts. `name`: the function that was called.
     """
     dump: Callable[[Any], bytes] = pickle.dumps
     hint = ""
@@ -76,12 +76,8 @@ def dumps(value: Any, what: str, parts: Mapping[str, Any] | None = None, name: s
             raise TypeError(f"{name}: {what} is defined in the script itself{hint}") from None
     else:
         dump = pickling.dumps
-    try:
+    with named(name, parts or {what: value}, dump, what, hint):
         return dump(value)
-    except Exception as error:  # pickling runs the object's own code
-        where = culprit(parts or {what: value}, dump)
-        found = f" (in {where})" if where else ""
-        raise TypeError(f"{name}: {what} cannot be pickled: {error}{found}{hint}") from error
 
 
 class _Caller(Protocol):

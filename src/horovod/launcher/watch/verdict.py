@@ -182,16 +182,20 @@ def _longest_part(late: RankFacts, others: list[RankFacts]) -> tuple[str, str, f
     excess = {
         part: share - by_part.get(part, 0.0) for part, share in late.sampled.by_part().items() if part != IN_HOROVOD
     }
+    lines = {part: _line(part, late.sampled, usual) for part in excess}
+    # The call of a compiled function is a line of no part, too: there the other ranks wait.
+    if "" in excess:
+        excess[""] = max(excess[""], lines[""][1])
     part = max(excess, key=excess.__getitem__, default=None)
-    return ("", "", 0.0) if part is None else (part, _line(part, late.sampled, usual), excess[part])
+    return ("", "", 0.0) if part is None else (part, lines[part][0], excess[part])
 
 
-def _line(part: str, found: Sampled, usual: Sampled) -> str:
-    """The line at which the late rank is more often than the other."""
+def _line(part: str, found: Sampled, usual: Sampled) -> tuple[str, float]:
+    """The line at which the late rank is more often than the other, and how much more."""
     lines = {
         line: share - usual.shares.get((of, line), 0.0) for (of, line), share in found.shares.items() if of == part
     }
-    return max(lines, key=lines.__getitem__)
+    return max(lines.items(), key=lambda item: item[1])
 
 
 def _milliseconds(seconds: float) -> str:

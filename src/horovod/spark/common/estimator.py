@@ -12,15 +12,18 @@ from typing import Any
 
 from pyspark.ml import Estimator, Model
 
+from horovod.core import pickling
 from horovod.core.wording import counted
 from horovod.data import Plan
+from horovod.launcher.function.unpicklable import named
 from horovod.spark.common import dataset
 from horovod.spark.common.backend import Backend, SparkBackend
 from horovod.spark.common.datamodule import ParquetDataModule
 from horovod.spark.common.params import EstimatorParams, ModelParams
-from horovod.spark.common.serialization import HorovodReadable, HorovodWritable
+from horovod.spark.common.serialization import NOT_SAVED, HorovodReadable, HorovodWritable
 from horovod.spark.common.store import LocalStore, Store
 from horovod.spark.common.training import Task, Transformation, train_on_rows
+from horovod.spark.runner import called, name_of_call
 
 __all__ = ["HorovodEstimator", "HorovodModel"]
 
@@ -33,6 +36,7 @@ class HorovodEstimator(Estimator, EstimatorParams, HorovodReadable, HorovodWrita
 
     _prefix = "run"
     _rounds_up = False  # the number of steps, if the last batch is not full
+    _sent_apart: tuple[str, ...] = ("model", "optimizer")  # parameters in _model_bytes, or that no rank gets
 
     def fit(self, df: Any, params: Any = None) -> Any:
         """Writes the DataFrame to the store unless it is there, trains, and returns the model.
@@ -40,7 +44,8 @@ class HorovodEstimator(Estimator, EstimatorParams, HorovodReadable, HorovodWrita
         Without a store, the rows go to the disks of the ranks' machines, and are removed at the end.
         `params` overrides parameters, as in Spark ML: a dict, or a list of them for a list of models.
         """
-        return super().fit(df, params)
+        with called(f"{type(self).__name__}.fit"):
+            return super().fit(df, params)
 
     def fit_on_parquet(self, params: Any = None, dataset_idx: int | None = None) -> Any:
         """Trains on Parquet files that are in the store: in get_train_data_path(dataset_idx) and the same of val."""
@@ -48,18 +53,21 @@ class HorovodEstimator(Estimator, EstimatorParams, HorovodReadable, HorovodWrita
             return [self.fit_on_parquet(each, dataset_idx) for each in params]
         if params:
             return self.copy(params).fit_on_parquet(dataset_idx=dataset_idx)
-        self._check()
-        backend, store = self._backend(), self._store()
-        train_rows, val_rows, metadata, _ = dataset.get_simple_meta_from_parquet(
-            store, self.getLabelCols(), self.getFeatureCols(), self.getSampleWeightCol(), dataset_idx
-        )
-        if self.getValidation() and not val_rows:
-            raise ValueError(f"validation is set, and {store.get_val_data_path(dataset_idx)} has no rows")
-        return self._fit_on_prepared_data(backend, store, train_rows, val_rows, metadata, dataset_idx)
+        with called(f"{type(self).__name__}.fit_on_parquet"):
+            self._check()
+            self._check_pickling()
+            backend, store = self._backend(), self._store()
+            train_rows, val_rows, metadata, _ = dataset.get_simple_meta_from_parquet(
+                store, self.getLabelCols(), self.getFeatureCols(), self.getSampleWeightCol(), dataset_idx
+            )
+            if self.getValidation() and not val_rows:
+                raise ValueError(f"validation is set, and {store.get_val_data_path(dataset_idx)} has no rows")
+            return self._fit_on_prepared_data(backend, store, train_rows, val_rows, metadata, dataset_idx)
 
     def _fit(self, df: Any) -> Any:
         self._check()
         self._check_types(df)
+        self._check_pickling()
         if self.getStore() is None:
             return self._fit_without_store(df)
         backend, store = self._backend(), self._store()
@@ -99,6 +107,23 @@ class HorovodEstimator(Estimator, EstimatorParams, HorovodReadable, HorovodWrita
         weights, labels = self.getLossWeights(), self.getLabelCols()
         if weights is not None and len(weights) != len(labels):
             raise ValueError(f"{counted(len(weights), 'loss weight')} for {counted(len(labels), 'label column')}")
+
+    def _check_pickling(self) -> None:
+        """Refuses what cannot be sent to the ranks, by the name of the parameter."""
+        self._model_bytes()
+        if self.getBackend() is not None and not isinstance(self.getBackend(), SparkBackend):
+            return  # it may run the ranks in this process
+        others = {
+            param.name: value
+            for param, value in self._paramMap.items()
+            if param.name not in (*NOT_SAVED, *self._sent_apart)
+        }
+        with named(self._caller, others, pickling.dumps):
+            pickling.dumps(others)
+
+    @property
+    def _caller(self) -> str:
+        return name_of_call(type(self).__name__)
 
     def _check_types(self, df: Any) -> None:
         """Refuses columns without numbers, unless a function of the user makes numbers of them."""

@@ -74,14 +74,15 @@ class _Map:
                         f"{counted(len(self._outputs), 'label column')}"
                     )
                 made = [
-                    _column(values, batch.num_rows, *row) for values, row in zip(outputs, self._outputs, strict=True)
+                    _column(values, batch.num_rows, first_row, *row)
+                    for values, row in zip(outputs, self._outputs, strict=True)
                 ]
                 names = [*whole.schema.names[: self._kept], *(name for name, _ in self._outputs)]
                 yield pa.RecordBatch.from_arrays([*batch.columns[: self._kept], *made], names=names)
                 first_row += batch.num_rows
 
 
-def _column(values: np.ndarray[Any, Any], rows: int, name: str, kind: str) -> Any:
+def _column(values: np.ndarray[Any, Any], rows: int, first_row: int, name: str, kind: str) -> Any:
     import pyarrow as pa
 
     flat = values.reshape(rows, -1)
@@ -101,8 +102,26 @@ def _column(values: np.ndarray[Any, Any], rows: int, name: str, kind: str) -> An
         raise ValueError(f"output {name} has {flat.shape[1]} values in a row: expected one, as the label has")
     column = flat[:, 0]
     if kind.startswith(("int", "bool")):
-        column = np.rint(column)
+        column = _whole(column, first_row, name, kind)
     return pa.array(column.astype(kind))
+
+
+def _whole(column: np.ndarray[Any, Any], first_row: int, name: str, kind: str) -> np.ndarray[Any, Any]:
+    """Rounded to integers. Raises ValueError for a number that the type does not have, such as NaN."""
+    rounded = np.rint(column) if column.dtype.kind == "f" else column
+    fits = np.isfinite(rounded)
+    if kind != "bool":
+        # As floats: the largest int64 is not a float, and 2.0 ** 63 is too large.
+        limit = 2.0 ** (np.iinfo(kind).bits - 1)
+        fits &= (rounded >= -limit) & (rounded < limit)
+    if not fits.all():
+        row = int(np.argmin(fits))
+        raise ValueError(
+            f"output {name}, row {first_row + row} of the partition: the model's answer is {column[row]}, and the "
+            f"column has the label's type {kind}\n"
+            "hint: look for NaN in the features and the weights; with a label of type double any number fits"
+        )
+    return rounded
 
 
 def transform(

@@ -7,33 +7,39 @@ The store and the backend are saved as None. A file holds code, as any pickle do
 from __future__ import annotations
 
 import base64
-import pickle
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLWritable
 
-__all__ = ["HorovodParamsReader", "HorovodParamsWriter", "HorovodReadable", "HorovodWritable", "dumps", "loads"]
+from horovod.core import pickling
 
-_NOT_SAVED = ("store", "backend")
+__all__ = [
+    "HorovodParamsReader",
+    "HorovodParamsWriter",
+    "HorovodReadable",
+    "HorovodWritable",
+    "NOT_SAVED",
+    "dumps",
+    "loads",
+]
+
+NOT_SAVED = ("store", "backend")
 _PICKLED = "pickle"
 
 
 def dumps(value: Any) -> bytes:
     """Pickles a value, with its classes and functions if they cannot be imported."""
-    import cloudpickle
-
-    content: bytes = cloudpickle.dumps(value)
-    return content
+    return pickling.dumps(value)
 
 
 def loads(content: bytes) -> Any:
     """The value that `dumps` pickled."""
-    return pickle.loads(content)
+    return pickling.loads(content)
 
 
 def _encoded(name: str, value: Any) -> Any:
-    if value is None or name in _NOT_SAVED:
+    if value is None or name in NOT_SAVED:
         return None
     if isinstance(value, (bool, int, float, str)):
         return value
@@ -63,7 +69,7 @@ class HorovodParamsWriter(DefaultParamsWriter):
         plain = instance._defaultParamMap
         try:
             # Defaults are written by the parent, as JSON: ours are lists, dicts, numbers and None.
-            instance._defaultParamMap = {p: v for p, v in plain.items() if p.name not in _NOT_SAVED}
+            instance._defaultParamMap = {p: v for p, v in plain.items() if p.name not in NOT_SAVED}
             extra = {**(extraMetadata or {}), "horovod": _encoded("", instance._extra_to_save())}
             DefaultParamsWriter.saveMetadata(instance, path, sc, extra, saved)
         finally:

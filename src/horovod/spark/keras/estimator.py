@@ -9,6 +9,7 @@ from typing import Any
 import keras
 from pyspark import keyword_only
 
+from horovod.launcher.function.unpicklable import named
 from horovod.spark.common import util
 from horovod.spark.common.estimator import HorovodEstimator, HorovodModel
 from horovod.spark.common.inference import Predictor, transform
@@ -64,6 +65,7 @@ class KerasEstimator(_WithKerasModel, HorovodEstimator):
 
     _prefix = "keras"
     _rounds_up = True
+    _sent_apart = ("model", "optimizer", "loss", "metrics", "custom_objects", "loss_weights", "gradient_compression")
 
     @keyword_only
     def __init__(
@@ -148,18 +150,23 @@ class KerasEstimator(_WithKerasModel, HorovodEstimator):
         optimizer, compression = self.getOptimizer(), self.getGradientCompression()
         if isinstance(optimizer, str):
             optimizer = keras.optimizers.get(optimizer)
-        return dumps(
-            {
-                "model": model_to_bytes(self.getModel()),
-                "custom_objects": self.getCustomObjects(),
-                "optimizer": None if optimizer is None else optimizer_to_dict(optimizer),
-                "loss": encoded(self.getLoss()),
-                "loss_weights": self.getLossWeights(),
-                "metrics": encoded(self.getMetrics()) or None,
-                "has_weights": self.getSampleWeightCol() is not None,
-                "distributed": {} if compression is None else {"compression": compression},
-            }
-        )
+        made: dict[str, Any] = {}
+        for name, make in (
+            ("model", lambda: model_to_bytes(self.getModel())),
+            ("optimizer", lambda: None if optimizer is None else optimizer_to_dict(optimizer)),
+            ("loss", lambda: encoded(self.getLoss())),
+            ("metrics", lambda: encoded(self.getMetrics()) or None),
+        ):
+            with named(self._caller, {}, dumps, name):
+                made[name] = make()
+        parts = {
+            **made,
+            "custom_objects": self.getCustomObjects(),
+            "loss_weights": self.getLossWeights(),
+            "gradient_compression": {} if compression is None else {"compression": compression},
+        }
+        with named(self._caller, parts, dumps):
+            return dumps({**parts, "has_weights": self.getSampleWeightCol() is not None})
 
     def _options(self) -> Mapping[str, Any]:
         return {
@@ -236,10 +243,10 @@ class _Load:
     """Loads a model in a Spark worker."""
 
     def __init__(self, custom_objects: Any) -> None:
-        self._objects = custom_objects
+        self._objects = dumps(custom_objects)  # Spark's pickler may drop the files of functions
 
     def __call__(self, content: bytes) -> Any:
-        return model_of(content, self._objects, is_compiled=False)
+        return model_of(content, loads(self._objects), is_compiled=False)
 
 
 def _call(model: Any, columns: Sequence[Any]) -> list[Any]:

@@ -73,7 +73,7 @@ def compiled(content: Mapping[str, Any], objects: Any, checkpoint: bytes | None,
     if content["has_weights"] and arguments.get("metrics") is not None:
         arguments["weighted_metrics"] = []  # else Keras warns that the metrics are not weighted
     if size > 1:
-        optimizer = hvd.DistributedOptimizer(scaled(optimizer, size), **content["distributed"])
+        optimizer = hvd.DistributedOptimizer(scaled(optimizer, size), **content["gradient_compression"])
     model.compile(**{**arguments, "optimizer": optimizer})
     return model
 

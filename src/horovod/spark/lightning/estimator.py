@@ -49,6 +49,7 @@ class TorchEstimator(of_torch.TorchEstimator):
     """
 
     _calls_callbacks = True
+    _sent_apart = ("model", "optimizer")
 
     # The parameters that the estimator of plain PyTorch has too: jscpd:ignore-start
     @keyword_only

@@ -18,7 +18,7 @@ import torch
 
 import horovod.torch as hvd
 from horovod.spark.common.training import Saver, Task, data_module_of, device_kind, same_device, saver_of, say
-from horovod.spark.torch.remote import Losses, inputs_of, listed
+from horovod.spark.torch.remote import Losses, explained, inputs_of, listed
 from horovod.spark.torch.util import deserialize, serialize
 from horovod.torch.lightning.strategy import strategy_of
 
@@ -41,7 +41,8 @@ def train(task: Task) -> dict[str, Any] | None:
         report = type("Report", (_Report, lightning.Callback), {})(task, saver)
         checkpoint = _Checkpoint(task.checkpoint, folder)
         trainer = _trainer(task, lightning, kind, report, saver.folder if saver else folder, checkpoint.epochs)
-        with _data(task) as data:
+        inputs: list[torch.Tensor] = []
+        with _data(task, inputs) as data, explained(inputs, task.options["input_shapes"]):
             trainer.fit(module, datamodule=data, **checkpoint.arguments(trainer))
         if saver is None:
             return None
@@ -110,8 +111,8 @@ class _Checkpoint:
 
 
 @contextlib.contextmanager
-def _data(task: Task) -> Iterator[Any]:
-    """The rank's data module: the user's class, or the default one."""
+def _data(task: Task, inputs: list[torch.Tensor]) -> Iterator[Any]:
+    """The rank's data module: the user's class, or the default one. `inputs` gets the features of a batch."""
     from horovod.spark.lightning.datamodule import module_of
 
     cls = task.data_module or module_of(task.options["package"])
@@ -124,7 +125,7 @@ def _data(task: Task) -> Iterator[Any]:
         reader_worker_count=task.readers[0],
         transformation=task.transformation,
         seed=task.seed,
-        prepare_batch=functools.partial(_prepared, task),
+        prepare_batch=functools.partial(_prepared, task, inputs),
         **task.options["loading"],
         **task.options["data"],
     )
@@ -141,11 +142,12 @@ def _made(cls: Any, **given: Any) -> Any:
     return cls(**{name: value for name, value in given.items() if takes_all or name in known})
 
 
-def _prepared(task: Task, batch: dict[str, Any]) -> dict[str, Any]:
+def _prepared(task: Task, inputs: list[torch.Tensor], batch: dict[str, Any]) -> dict[str, Any]:
     """Numbers of float type as float32, and the shapes that were declared."""
     made = {name: value.float() if value.is_floating_point() else value for name, value in batch.items()}
     features = [made[name] for name in task.features]
-    made.update(zip(task.features, inputs_of(features, task.options["input_shapes"]), strict=True))
+    inputs[:] = inputs_of(features, task.options["input_shapes"])
+    made.update(zip(task.features, inputs, strict=True))
     for name, shape in zip(task.labels, task.label_shapes or (), strict=False):
         made[name] = made[name].reshape(tuple(shape))
     return made
@@ -241,7 +243,7 @@ class _Report:
         entry = {"epoch": trainer.current_epoch, "train": {"loss": total / max(batches, 1)}, "metrics": metrics}
         self.history.append(entry)
         if self._task.store.saving_runs:
-            trainer.save_checkpoint(self._saver.checkpoint if self._saver else "")
+            trainer.save_checkpoint(self._saver.checkpoint if self._saver else "", weights_only=False)
         if self._saver is not None:
             say(self._task, f"epoch {entry['epoch'] + 1}: training loss {entry['train']['loss']:.4g}")
             self._saver.log(entry)

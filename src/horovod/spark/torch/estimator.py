@@ -11,6 +11,7 @@ import torch
 from pyspark import keyword_only
 
 from horovod.core.wording import counted
+from horovod.launcher.function.unpicklable import named
 from horovod.spark.common import util
 from horovod.spark.common.estimator import HorovodEstimator, HorovodModel
 from horovod.spark.common.inference import Predictor, transform
@@ -53,6 +54,7 @@ class TorchEstimator(_WithOptimizer, HorovodEstimator):
 
     _prefix = "pytorch"
     _calls_callbacks = False
+    _sent_apart: tuple[str, ...] = ("model", "optimizer", "callbacks")
 
     @keyword_only
     def __init__(
@@ -156,7 +158,9 @@ class TorchEstimator(_WithOptimizer, HorovodEstimator):
         )
 
     def _model_bytes(self) -> bytes:
-        return serialize((self.getModel(), self.getOptimizer()))
+        parts = {"model": self.getModel(), "optimizer": self.getOptimizer()}
+        with named(self._caller, parts, serialize):
+            return serialize(tuple(parts.values()))
 
     def _options(self) -> Mapping[str, Any]:
         columns = {"label_cols": self.getLabelCols()}
@@ -237,7 +241,9 @@ class TorchModel(_WithOptimizer, HorovodModel):
     def _transform(self, df: Any) -> Any:
         features, labels, shapes = self.getFeatureColumns(), self.getLabelColumns(), self.getInputShapes()
         model = self.getModel()
-        predictor = Predictor(serialize(model), _loaded, Call(shapes), _one_thread)
+        with named(f"{type(self).__name__}.transform", {"model": model}, serialize):
+            content = serialize(model)
+        predictor = Predictor(content, _loaded, Call(shapes), _one_thread)
         return transform(df, predictor, features, labels, self.getOutputCols(), self._metadata)
 
 

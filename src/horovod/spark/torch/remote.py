@@ -8,9 +8,11 @@ Spark ML's own indices are of type double.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,11 +25,12 @@ from horovod.spark.common.training import Saver, Task, data_module_of, device_ki
 from horovod.spark.torch.datamodule import ParquetTorchDataModule
 from horovod.spark.torch.util import deserialize, serialize
 
-__all__ = ["Losses", "call_model", "inputs_of", "listed", "train"]
+__all__ = ["Losses", "call_model", "explained", "inputs_of", "listed", "train"]
 
 _INDICES = (torch.nn.MultiLabelMarginLoss,)  # whose labels are indices in the output's shape
 # Losses whose labels are indices unless these have the output's shape.
 _CLASSES = (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss, torch.nn.MultiMarginLoss)
+_OF_SHAPES = re.compile("shape|size|dimension", re.IGNORECASE)
 _CLASS_FUNCTIONS = (functional.cross_entropy, functional.nll_loss, functional.multi_margin_loss)
 
 
@@ -180,17 +183,18 @@ class _Loop(Losses):
         means = _Means(self.task)
         for batch in batches:
             inputs, labels, sample_weights = self.parts(batch)
-            outputs, loss = self.minibatch(
-                self.model,
-                self.optimizer,
-                self.fitted,
-                self.loss,
-                inputs,
-                labels,
-                sample_weights,
-                self.task.options["passes"],
-                self.batches,
-            )
+            with explained(inputs, self.task.options["input_shapes"]):
+                outputs, loss = self.minibatch(
+                    self.model,
+                    self.optimizer,
+                    self.fitted,
+                    self.loss,
+                    inputs,
+                    labels,
+                    sample_weights,
+                    self.task.options["passes"],
+                    self.batches,
+                )
             self.batches += 1
             means.add(loss, *self.fitted(outputs, labels), sample_weights)
         return means.of_all_ranks()
@@ -237,11 +241,27 @@ def inputs_of(columns: Sequence[Tensor], shapes: Sequence[Sequence[int]] | None)
     return [column.reshape(tuple(shape)) for column, shape in zip(floats, shapes, strict=True)]
 
 
+@contextlib.contextmanager
+def explained(inputs: Sequence[Tensor], shapes: Sequence[Sequence[int]] | None) -> Iterator[None]:
+    """Adds a hint to an error of PyTorch about shapes, if no shapes were given and a feature is one number of a row."""
+    try:
+        yield
+    except (IndexError, RuntimeError) as error:
+        if shapes is None and any(each.ndim == 1 for each in inputs) and _OF_SHAPES.search(str(error)):
+            wanted = [[-1, *(each.shape[1:] or (1,))] for each in inputs]
+            error.args = (
+                f"{error}\nhint: a feature of one number has the shape [rows], unless input_shapes says otherwise: "
+                f"input_shapes={wanted} makes it [rows, 1]",
+            )
+        raise
+
+
 def call_model(model: torch.nn.Module, columns: Sequence[Any], shapes: Sequence[Sequence[int]] | None) -> list[Any]:
     """The outputs of a model for NumPy features, as arrays."""
-    with torch.no_grad():
-        # A copy: Arrow's memory is read-only.
-        outputs = model(*inputs_of([torch.from_numpy(column.copy()) for column in columns], shapes))
+    # A copy: Arrow's memory is read-only.
+    inputs = inputs_of([torch.from_numpy(column.copy()) for column in columns], shapes)
+    with torch.no_grad(), explained(inputs, shapes):
+        outputs = model(*inputs)
     return [output.numpy() for output in listed(outputs)]
 
 

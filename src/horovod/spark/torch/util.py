@@ -8,8 +8,9 @@ import io
 from collections.abc import Callable
 from typing import Any
 
-import cloudpickle
 import torch
+
+from horovod.core import pickling
 
 __all__ = ["deserialize", "deserialize_fn", "is_module_available", "is_module_available_fn", "save_into_bio"]
 __all__ += ["save_into_bio_fn", "serialize", "serialize_fn"]
@@ -25,7 +26,7 @@ def save_into_bio(obj: Any, save_obj_fn: Callable[[Any, Any], None]) -> io.Bytes
 
 def serialize(obj: Any) -> bytes:
     """The bytes of an object with tensors, classes of scripts included; tensors that are one stay one."""
-    return save_into_bio(obj, lambda value, buffer: torch.save(value, buffer, pickle_module=cloudpickle)).getvalue()
+    return save_into_bio(obj, lambda value, buffer: torch.save(value, buffer, pickle_module=pickling)).getvalue()
 
 
 def deserialize(content: bytes) -> Any:
