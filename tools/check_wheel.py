@@ -4,7 +4,8 @@
     python tools/check_wheel.py WHEEL    the faults, one a line; exit code 1 if there are any
 
 auditwheel tells if the C library may be as old as the name says. The other checks are about Horovod's libraries: each
-is for this processor, needs nothing but the C library, exports the C interface alone, and does not depend on Python.
+is for this processor, needs nothing but the C library, exports the C interface alone, and does not depend on Python; the
+extension exports its start alone, and uses what every Python has.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from pathlib import Path
 
 NAME = re.compile(r"hvd-[^-]+-py3-none-(?P<platform>manylinux_2_28_(?P<processor>x86_64|aarch64))\.whl")
 MACHINES = {"x86_64": "X86-64", "aarch64": "AArch64"}  # as readelf calls them
-LIBRARIES = ["libhorovod.so", "libhorovod_tensorflow.so"]
+EXTENSION = "_calls.abi3.so"
+LIBRARIES = [f"core/{EXTENSION}", "lib/libhorovod.so", "lib/libhorovod_tensorflow.so"]
 LOADERS = {"ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
 # The parts of the C library, and our own, which lies beside.
 NEEDED = {"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libhorovod.so"} | LOADERS
@@ -28,6 +30,12 @@ MOST_BYTES = 8 << 20  # with debug information it would be tens of MiB
 def readelf(*arguments: str | Path) -> str:
     command = ["readelf", "--wide", *map(str, arguments)]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def in_every_python() -> set[str]:
+    """List what native/shims/python/api.h declares: functions and data of CPython's limited interface."""
+    api = Path(__file__).resolve().parents[1] / "native/shims/python/api.h"
+    return set(re.findall(r"\b_?Py[A-Za-z]+_?[A-Za-z]*\b", api.read_text()))
 
 
 def faults_of_library(library: Path, processor: str) -> list[str]:
@@ -49,11 +57,17 @@ def faults_of_library(library: Path, processor: str) -> list[str]:
     rows = [line.split() for line in readelf("--dyn-syms", library).splitlines() if re.match(r"\s*\d+:", line)]
     symbols = [(row[6], row[7].split("@")[0]) for row in rows if len(row) > 7]
     exported = {name for section, name in symbols if section != "UND"}
-    faults += [f"exports {name}" for name in sorted(exported) if not name.startswith("hvd_")]
+    extends = library.name == EXTENSION
+    faults += [
+        f"exports {name}"
+        for name in sorted(exported)
+        if not (name == "PyInit__calls" if extends else name.startswith("hvd_"))
+    ]
     if not exported:
         faults.append("exports nothing")
     imported = {name for section, name in symbols if section == "UND"}
-    faults += [f"uses Python's {name}" for name in sorted(imported) if re.match("_?Py", name)]
+    known = in_every_python() if extends else set()
+    faults += [f"uses Python's {name}" for name in sorted(imported - known) if re.match("_?Py", name)]
     if library.stat().st_size > MOST_BYTES:
         faults.append(f"has {library.stat().st_size} bytes, more than {MOST_BYTES}: is it stripped?")
     return [f"{library.name} {fault}" for fault in faults]
@@ -77,7 +91,7 @@ def faults_of_wheel(wheel: Path) -> list[str]:
     faults = faults_of_platform(wheel, name["platform"])
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(wheel) as archive:
         native = sorted(member for member in archive.namelist() if ".so" in Path(member).name)
-        if native != [f"horovod/lib/{library}" for library in LIBRARIES]:
+        if native != [f"horovod/{library}" for library in LIBRARIES]:
             faults.append(f"holds other libraries than {LIBRARIES}: {native}")
         for member in native:
             faults += faults_of_library(Path(archive.extract(member, folder)), name["processor"])

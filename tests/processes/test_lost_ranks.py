@@ -283,14 +283,19 @@ def test_an_interrupt_ends_a_wait_and_the_operation_can_still_be_waited_for() ->
         assert world.run(run) == [2.0, 2.0]
 
 
-def test_an_interrupt_of_a_blocking_call_leaves_the_engine_its_memory() -> None:
+@pytest.mark.parametrize("extension", [True, False])
+def test_an_interrupt_of_a_blocking_call_leaves_the_engine_its_memory(extension: bool) -> None:
     def run() -> float:
+        import sys
+
+        if not extension:
+            sys.modules["horovod.core._calls"] = None  # type: ignore[assignment]
         import signal
 
         import numpy as np
 
         import horovod.core as hvd
-        from horovod.core import operations
+        from horovod.core import calls
 
         hvd.init()
         tensor = np.ones(3)
@@ -303,7 +308,8 @@ def test_an_interrupt_of_a_blocking_call_leaves_the_engine_its_memory() -> None:
             signal.setitimer(signal.ITIMER_REAL, 0.3)
             with pytest.raises(KeyboardInterrupt):
                 hvd.allreduce_(tensor, name="interrupted", op=hvd.Sum)
-            assert [operation.keep is tensor for operation in operations._pending.values()] == [True]
+            assert [kept is tensor for kept in calls.unfinished.values()] == [True]
+            assert (calls.run is calls._run_by_ctypes) == (not extension)
             hvd.barrier()
         else:
             hvd.barrier()
