@@ -4,8 +4,8 @@
     python tools/check_wheel.py WHEEL    the faults, one a line; exit code 1 if there are any
 
 auditwheel tells if the C library may be as old as the name says. The other checks are about Horovod's libraries: each
-is for this processor, needs nothing but the C library, exports the C interface alone, and does not depend on Python; the
-extension exports its start alone, and uses what every Python has.
+is for this processor, needs nothing but the C library, exports the C interface alone, and does not depend on Python.
+The extension exports its start alone, and uses what every Python has.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def readelf(*arguments: str | Path) -> str:
 def in_every_python() -> set[str]:
     """List what native/shims/python/api.h declares: functions and data of CPython's limited interface."""
     api = Path(__file__).resolve().parents[1] / "native/shims/python/api.h"
-    return set(re.findall(r"\b_?Py[A-Za-z]+_?[A-Za-z]*\b", api.read_text()))
+    return set(re.findall(r"\b_?Py\w+", api.read_text()))
 
 
 def faults_of_library(library: Path, processor: str) -> list[str]:

@@ -26,7 +26,7 @@ def faults_of(folder: Path, source: str, *options: str) -> list[str]:
 
 @pytest.mark.parametrize("name", CHECK["LIBRARIES"])
 def test_an_installed_library_exports_the_c_interface_alone(name: str) -> None:
-    library = Path(native.__file__).resolve().parents[1] / "lib" / name
+    library = Path(native.__file__).resolve().parents[1] / name
     faults = CHECK["faults_of_library"](library, PROCESSOR)
     assert [fault for fault in faults if "exports" in fault or "Python" in fault or "processor" in fault] == []
 
@@ -51,6 +51,16 @@ def test_the_check_names_what_is_wrong(tmp_path: Path, source: str, options: tup
     faults = faults_of(tmp_path, source, *options)
     assert len(faults) == 1, faults
     assert fault in faults[0]
+
+
+def test_the_extension_uses_what_every_python_has_and_exports_its_start(tmp_path: Path) -> None:
+    source = tmp_path / "_calls.abi3.so"
+    lines = "void PyErr_Clear(void), PyList_Sort(void); void {}(void) {{ PyErr_Clear(); PyList_Sort(); }}"
+    for start, found in (("PyInit__calls", []), ("other", ["exports other"])):
+        command = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(source)]
+        subprocess.run(command, input=lines.format(start), text=True, check=True)
+        faults = CHECK["faults_of_library"](source, PROCESSOR)
+        assert faults == [f"_calls.abi3.so {fault}" for fault in [*found, "uses Python's PyList_Sort"]]
 
 
 def test_the_check_names_another_processor_and_another_name(tmp_path: Path) -> None:

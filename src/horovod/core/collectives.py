@@ -115,7 +115,7 @@ class Collectives(Generic[T]):
         if operation is not None:
             operation.wait(None, limit)
         if staged is tensor:
-            return output
+            return output  # type: ignore[no-any-return]
         if in_place:
             adapter.write_back(tensor, staged)
             return tensor
