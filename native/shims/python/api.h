@@ -6,6 +6,7 @@
 
 #include <cstddef>
 
+// NOLINTBEGIN(readability-identifier-naming,google-runtime-int): the names and types are CPython's
 extern "C" {
 
 struct PyTypeObject;
@@ -48,8 +49,8 @@ void PyEval_RestoreThread(void* state);
 PyObject* PyErr_Occurred();  // borrowed
 void PyErr_Clear();
 void PyErr_SetString(PyObject* kind, const char* text);
-unsigned long long PyLong_AsUnsignedLongLong(PyObject* number);          // NOLINT(google-runtime-int)
-PyObject* PyLong_FromUnsignedLongLong(unsigned long long number);        // NOLINT(google-runtime-int): new
+unsigned long long PyLong_AsUnsignedLongLong(PyObject* number);
+PyObject* PyLong_FromUnsignedLongLong(unsigned long long number);        // new
 PyObject* PyBytes_FromStringAndSize(const char* bytes, ptrdiff_t size);  // new
 PyObject* PyUnicode_InternFromString(const char* text);                  // new
 PyObject* PyTuple_Pack(ptrdiff_t size, ...);                             // new
@@ -61,3 +62,4 @@ PyObject* PyObject_GetAttr(PyObject* object, PyObject* name);                 //
 PyObject* PyObject_CallMethodObjArgs(PyObject* object, PyObject* name, ...);  // new
 
 }  // extern "C"
+// NOLINTEND(readability-identifier-naming,google-runtime-int)

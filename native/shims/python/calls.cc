@@ -173,7 +173,7 @@ PyObject* find(PyObject* /*self*/, PyObject* const* arguments, ptrdiff_t count) 
 
 }  // namespace
 
-extern "C" HVD_EXPORT PyObject* PyInit__calls() {
+extern "C" HVD_EXPORT PyObject* PyInit__calls() {  // NOLINT(readability-identifier-naming): by which Python finds it
   static PyMethodDef methods[] = {{"bind", bind, kFastCall, nullptr},
                                   {"run", run, kFastCall, nullptr},
                                   {"submit", submit, kFastCall, nullptr},
