@@ -25,9 +25,9 @@ class TrainingSettings:
         "HOROVOD_REPLICA_CHECK_STEPS",
         kinds.integer(0),
         1,
-        "1: optimizers compare the ranks' parameters and options before their first step, and the first after a join. "
-        "More: also before every so many steps. 0: never. Steps that are compiled (tf.function, Keras' fit, jax.jit) "
-        "are not compared.",
+        "Optimizers compare the ranks' parameters and options before their first step, and the first after a join. "
+        "Above 1: again before every so many steps. 0: never. "
+        "Steps that are compiled (tf.function, Keras' fit, jax.jit) are not compared.",
     )
     replica_check_whole: bool = setting(
         "HOROVOD_REPLICA_CHECK_WHOLE",

@@ -250,8 +250,8 @@ EXPLANATIONS = (
         "message names the ranks that differ from the majority. All members of the operation get the same error, and "
         "the world keeps running.",
         (
-            "Look for the last batch of an epoch: if it is smaller on one rank, drop it, or average in a way that does "
-            "not depend on its size.",
+            "Look for the last batch of an epoch: if it is smaller on one rank, drop it (`drop_last=True` in PyTorch, "
+            "`drop_remainder=True` in TensorFlow).",
             "Look for a branch on hvd.rank() around the operation or around the model.",
             "Build the same model on all ranks.",
         ),
