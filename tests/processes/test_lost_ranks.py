@@ -295,9 +295,11 @@ def test_an_interrupt_of_a_blocking_call_leaves_the_engine_its_memory(extension:
 
         assert calls.run is not calls._run_by_ctypes, "there is no extension"
         if not extension:
-            operations.run = calls._run_by_ctypes
+            operations.run, operations.submit = calls._run_by_ctypes, calls._submit_by_ctypes
         hvd.init()
         tensor = np.ones(3)
+        for _ in range(3):
+            assert hvd.synchronize(hvd.allreduce_async(tensor, name="submitted", op=hvd.Sum))[0] == 2
         for _ in range(3):  # prepared from the second time on
             tensor[:] = 1.0
             hvd.allreduce_(tensor, name="interrupted", op=hvd.Sum)
