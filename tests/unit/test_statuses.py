@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import json
 import random
@@ -91,6 +92,7 @@ def test_the_rank_for_which_the_others_wait_is_named_with_the_cost() -> None:
     assert str(verdict) == (
         "rank 1 (host a) has been 18 ms late in each step since step 3. Without this delay the job would be 21% faster"
     )
+    assert str(dataclasses.replace(verdict, share=0.8)).endswith("the job would be 5.0 times as fast")
 
 
 @pytest.mark.parametrize(

@@ -196,7 +196,8 @@ class Site:
         lines = [f"# {_title(first)}", "", f"> {_first_paragraph(first)}", ""]
         lines += ["[Every page in one file](llms-full.txt).", ""]
         for chapter, names in self.chapters:
-            lines += [f"## {chapter}", "", *(f"- [{name}]({page}.md)" for page, name in names.items()), ""]
+            said = _answers(_table_of(first, chapter)[1])
+            lines += [f"## {chapter}", "", *(f"- [{name}]({page}.md): {said[page]}" for page, name in names.items()), ""]
         lines += ["## API", "", *(f"- [{module}](api/{module}.md)" for module in MODULES), ""]
         lines += ["## Errors", "", *(f"- [{one.code}](errors/{one.code}.md): {one.title}" for one in EXPLANATIONS)]
         return "\n".join(lines) + "\n"
@@ -222,6 +223,17 @@ def _title(text: str) -> str:
 
 def _first_paragraph(text: str) -> str:
     return " ".join(text.split("\n\n")[1].split())
+
+
+def _answers(table: str) -> dict[str, str]:
+    """By page: what its row of a chapter's table says of it. "the same" is the text of the row above."""
+    found: dict[str, str] = {}
+    last = ""
+    for row in table.splitlines():
+        links, _, text = row.strip("| ").partition(" | ")
+        last = text if text != "the same" else last
+        found.update((page, last) for _, page in _NAMED_LINK.findall(links))
+    return found
 
 
 def _table_of(text: str, chapter: str) -> tuple[int, str]:

@@ -46,11 +46,12 @@ class Verdict:
 
     def __str__(self) -> str:
         since = "" if self.since_step is None else f" since step {self.since_step:,}"
-        faster = 100 * (1 / (1 - min(self.share, 0.99)) - 1)
+        ratio = 1 / (1 - min(self.share, 0.99))
+        gain = f"{ratio:.1f} times as fast" if ratio >= 2 else f"{100 * (ratio - 1):.0f}% faster"
         where = f": {self.where}" if self.where else ""
         return (
             f"rank {self.rank} (host {self.host}) has been {_milliseconds(self.late_s)} late in each step{since}"
-            f"{where}. Without this delay the job would be {faster:.0f}% faster"
+            f"{where}. Without this delay the job would be {gain}"
         )
 
 

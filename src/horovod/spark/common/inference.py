@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from horovod.spark.common.util import get_output_cols, get_spark_df_output_schem
 __all__ = ["Predictor", "transform"]
 
 BATCH_ROWS = 1024
+ANSWER = "__horovod_answer"  # a column while the outputs are made
 Arrays = list[np.ndarray[Any, Any]]
 
 _loaded: dict[str, Any] = {}  # the model that this worker has used last, by the digest of its bytes
@@ -49,37 +51,37 @@ def _nothing() -> None:
     pass
 
 
-class _Map:
-    """The function that Spark calls with the record batches of a partition."""
+class _Answers:
+    """The function that Spark calls with the feature columns of a partition, batch by batch: yields the outputs."""
 
-    def __init__(self, predictor: Predictor, features: Sequence[str], kept: int, schema: Sequence[tuple[str, str]]):
+    def __init__(self, predictor: Predictor, features: Sequence[str], schema: Sequence[tuple[str, str]]) -> None:
         self._predictor = predictor
         self._features = features
-        self._kept = kept
         self._outputs = schema
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
-        import pyarrow as pa
-
+        """From arrays, or tuples of them, to StructArrays of at most BATCH_ROWS rows."""
         self._predictor.prepare()
         first_row = 0
-        for whole in batches:
-            for start in range(0, whole.num_rows, BATCH_ROWS):
-                batch = whole.slice(start, BATCH_ROWS)
-                inputs = [to_numpy(batch.column(name), name, "the partition", first_row) for name in self._features]
-                outputs = self._predictor(inputs)
-                if len(outputs) != len(self._outputs):
-                    raise ValueError(
-                        f"the model has {counted(len(outputs), 'output')}, and there are "
-                        f"{counted(len(self._outputs), 'label column')}"
-                    )
-                made = [
-                    _column(values, batch.num_rows, first_row, *row)
-                    for values, row in zip(outputs, self._outputs, strict=True)
-                ]
-                names = [*whole.schema.names[: self._kept], *(name for name, _ in self._outputs)]
-                yield pa.RecordBatch.from_arrays([*batch.columns[: self._kept], *made], names=names)
-                first_row += batch.num_rows
+        for batch in batches:
+            columns = batch if isinstance(batch, tuple) else (batch,)
+            for start in range(0, len(columns[0]), BATCH_ROWS):
+                yield self._answer([column.slice(start, BATCH_ROWS) for column in columns], first_row + start)
+            first_row += len(columns[0])
+
+    def _answer(self, columns: Sequence[Any], first_row: int) -> Any:
+        import pyarrow as pa
+
+        named = zip(columns, self._features, strict=True)
+        outputs = self._predictor([to_numpy(column, name, "the partition", first_row) for column, name in named])
+        if len(outputs) != len(self._outputs):
+            raise ValueError(
+                f"the model has {counted(len(outputs), 'output')}, and there are "
+                f"{counted(len(self._outputs), 'label column')}"
+            )
+        rows = len(columns[0])
+        made = [_column(values, rows, first_row, *row) for values, row in zip(outputs, self._outputs, strict=True)]
+        return pa.StructArray.from_arrays(made, names=[name for name, _ in self._outputs])
 
 
 def _column(values: np.ndarray[Any, Any], rows: int, first_row: int, name: str, kind: str) -> Any:
@@ -151,13 +153,50 @@ def transform(
         if size > 1:
             field.dataType = VectorUDT()
         kinds.append(_numpy_kind(field.dataType))
-    vectors = {name for name in features if df.schema[name].dataType.simpleString() == "vector"}
-    names = {name: f"__horovod_{name}" if name in vectors else name for name in features}
-    arrays = [vector_to_array(F.col(f"`{name}`"), "float32").alias(names[name]) for name in features if name in vectors]
-    mapped = _Map(
-        predictor, [names[name] for name in features], len(df.columns), list(zip(outputs, kinds, strict=True))
-    )
-    return df.select("*", *arrays).mapInArrow(mapped, schema)
+    columns = [F.col(f"`{name}`") for name in features]
+    arrays = [
+        vector_to_array(column, "float32") if df.schema[name].dataType.simpleString() == "vector" else column
+        for column, name in zip(columns, features, strict=True)
+    ]
+    answers = _Answers(predictor, features, list(zip(outputs, kinds, strict=True)))
+    if hasattr(F, "arrow_udf") and not df.sparkSession.version.startswith(("3.", "4.0")):
+        return _by_columns(df, answers, arrays, schema, outputs)
+    return _by_rows(df, answers, arrays, schema)
+
+
+def _by_columns(df: Any, answers: _Answers, arrays: Sequence[Any], schema: Any, outputs: Sequence[str]) -> Any:
+    """Only the features travel to Python, and only the outputs back."""
+    import pyarrow as pa
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import StructType
+
+    def call(batches: Any) -> Any:
+        return answers(batches)
+
+    # Spark asks for hints, not text, and has one kind of iterator for one column and for several.
+    call.__annotations__ = {"batches": Iterator[pa.Array], "return": Iterator[pa.Array]}
+    answer = F.arrow_udf(call, StructType(schema.fields[-len(outputs) :])).asNondeterministic()
+    # Not deterministic, for Spark's optimizer: it calls a deterministic one once for each place that reads an output.
+    whole = df.select("*", answer(*arrays).alias(ANSWER))
+    kept = [F.col(f"`{name}`") for name in df.columns]
+    return whole.select(*kept, *(F.col(ANSWER).getField(name).alias(name) for name in outputs))
+
+
+def _by_rows(df: Any, answers: _Answers, arrays: Sequence[Any], schema: Any) -> Any:
+    """Before Spark 4.1: whole rows travel to Python and back."""
+    kept = len(df.columns)
+
+    def mapped(batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow as pa
+
+        pieces = (whole.slice(at, BATCH_ROWS) for whole in batches for at in range(0, whole.num_rows, BATCH_ROWS))
+        rows, inputs = itertools.tee(pieces)
+        made = answers(tuple(piece.columns[kept:]) for piece in inputs)
+        for piece, answer in zip(rows, made, strict=True):
+            yield pa.RecordBatch.from_arrays([*piece.columns[:kept], *answer.flatten()], schema.names)
+
+    names = [f"c{number}" for number in range(kept + len(arrays))]  # mapInArrow takes no name with a dot
+    return df.select("*", *arrays).toDF(*names).mapInArrow(mapped, schema)
 
 
 def _metadata_of(df: Any, labels: Sequence[str]) -> dict[str, dict[str, Any]]:
