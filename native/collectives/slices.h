@@ -3,7 +3,7 @@
 // gathered from and scattered to the tensors piece by piece, so that no fusion buffer exists besides the transport's
 // own.
 //
-// Borrows the slices; use from one thread.
+// Borrows the slices; once made, it may be read on any thread.
 #pragma once
 
 #include <algorithm>
@@ -12,8 +12,11 @@
 #include <vector>
 
 #include "collectives/communicator.h"
+#include "reduction/helpers.h"
 
 namespace hvd {
+
+constexpr size_t kCacheLineBytes = 64;
 
 class SliceList {
  public:
@@ -45,6 +48,11 @@ class SliceList {
       }
     }
   }
+
+  // As for_range, but helpers (null: none) take pieces of the range. visit(piece, input, output, offset, count) is
+  // called on several threads; `piece` is below helpers->most_pieces(), and different for those at one time.
+  template <class Visit>
+  void for_range_shared(Helpers* helpers, int64_t begin, int64_t count, Visit visit) const;
 
   // The inputs in such a range, one span for each place.
   std::vector<std::span<const std::byte>> inputs(int64_t begin, int64_t count) const {
@@ -87,6 +95,21 @@ inline Share share_of(int64_t count, int members, int index, int64_t unit) {
   const int64_t each = ((count + members - 1) / members + unit - 1) / unit * unit;
   const int64_t begin = std::min(count, each * index);
   return {begin, std::min(count - begin, each)};
+}
+
+template <class Visit>
+void SliceList::for_range_shared(Helpers* helpers, int64_t begin, int64_t count, Visit visit) const {
+  const auto piece_of = [&](int piece, Share part) {
+    const size_t skipped = static_cast<size_t>(part.begin) * element_bytes_;
+    for_range(begin + part.begin, part.count,
+              [&](const std::byte* input, std::byte* output, size_t offset, int64_t length) {
+                visit(piece, input, output, skipped + offset, length);
+              });
+  };
+  if (helpers == nullptr || count <= 0) return piece_of(0, {0, count});
+  const int pieces = helpers->pieces_of(static_cast<size_t>(count) * element_bytes_);
+  const auto unit = static_cast<int64_t>(std::max(kCacheLineBytes / element_bytes_, size_t{1}));
+  helpers->run(pieces, [&](int piece) { piece_of(piece, share_of(count, pieces, piece, unit)); });
 }
 
 }  // namespace hvd

@@ -11,20 +11,21 @@ namespace hvd {
 namespace {
 
 constexpr const char* kOperation = "allreduce";
-constexpr size_t kShareUnitBytes = 64;  // shares begin on cache lines
 constexpr size_t kMinChunkBytes = size_t{128} << 10;
 
 // Enough chunks that the three stages overlap, none so small that the counters cost more than the data.
 size_t two_shot_chunk_bytes(const SlotRing& ring, size_t bytes) {
-  const size_t quarter = (bytes / 4 + kShareUnitBytes - 1) / kShareUnitBytes * kShareUnitBytes;
+  const size_t quarter = (bytes / 4 + kCacheLineBytes - 1) / kCacheLineBytes * kCacheLineBytes;
   return std::clamp(quarter, std::min(kMinChunkBytes, ring.chunk_bytes()), ring.chunk_bytes());
 }
 
 class TwoShot {
  public:
-  TwoShot(SlotRing& ring, const Kernels& kernels, const SliceList& slices, const Reduction& reduction, StorePlan stores)
+  TwoShot(SlotRing& ring, const Kernels& kernels, const SliceList& slices, const Reduction& reduction, StorePlan stores,
+          Helpers* helpers)
       : ring_(ring),
         kernels_(kernels),
+        helpers_(helpers),
         slices_(slices),
         reduction_(reduction),
         stores_(stores),
@@ -32,7 +33,8 @@ class TwoShot {
         chunk_elements_(static_cast<int64_t>(two_shot_chunk_bytes(ring, slices.bytes())) / element_bytes_),
         chunks_((slices.count() + chunk_elements_ - 1) / chunk_elements_),
         base_(ring.next_chunk()),
-        sources_(static_cast<size_t>(ring.size())) {}
+        sources_(static_cast<size_t>(ring.size()) *
+                 static_cast<size_t>(helpers == nullptr ? 1 : helpers->most_pieces())) {}
 
   // Chunk k is filled, k - 1 reduced and k - 2 copied out in turn, so a peer has a stage's time to catch up.
   Status run() {
@@ -49,7 +51,7 @@ class TwoShot {
   uint32_t chunk(int64_t k) const { return base_ + static_cast<uint32_t>(k); }
   int64_t elements(int64_t k) const { return std::min(chunk_elements_, slices_.count() - k * chunk_elements_); }
   Share share(int64_t k, int member) const {
-    return share_of(elements(k), ring_.size(), member, static_cast<int64_t>(kShareUnitBytes) / element_bytes_);
+    return share_of(elements(k), ring_.size(), member, static_cast<int64_t>(kCacheLineBytes) / element_bytes_);
   }
   // The peers in an order that starts behind this member, so that the members do not all read the same peer at once.
   int peer(int step) const { return (ring_.member() + step) % ring_.size(); }
@@ -60,11 +62,11 @@ class TwoShot {
     for (int step = 1; step < ring_.size(); ++step) {
       const Share part = share(k, peer(step));
       std::byte* const to = slot + part.begin * element_bytes_;
-      slices_.for_range(k * chunk_elements_ + part.begin, part.count,
-                        [&](const std::byte* input, std::byte*, size_t offset, int64_t count) {
-                          kernels_.copy(to + offset, input, static_cast<size_t>(count * element_bytes_),
-                                        stores_.stream_slots);
-                        });
+      slices_.for_range_shared(helpers_, k * chunk_elements_ + part.begin, part.count,
+                               [&](int, const std::byte* input, std::byte*, size_t offset, int64_t count) {
+                                 kernels_.copy(to + offset, input, static_cast<size_t>(count * element_bytes_),
+                                               stores_.stream_slots);
+                               });
     }
     ring_.publish_filled(chunk(k));
     return true;
@@ -74,15 +76,17 @@ class TwoShot {
     if (!ring_.wait_all_filled(chunk(k)) || (k >= SlotRing::kSlots && !ring_.wait_result_slot(chunk(k)))) return false;
     const Share part = share(k, ring_.member());
     std::byte* const result = ring_.result_slot(ring_.member(), chunk(k));
-    slices_.for_range(
-        k * chunk_elements_ + part.begin, part.count,
-        [&](const std::byte* input, std::byte* output, size_t offset, int64_t count) {
+    const auto members = static_cast<size_t>(ring_.size());
+    slices_.for_range_shared(
+        helpers_, k * chunk_elements_ + part.begin, part.count,
+        [&](int piece, const std::byte* input, std::byte* output, size_t offset, int64_t count) {
+          const std::span sources = std::span(sources_).subspan(static_cast<size_t>(piece) * members, members);
           for (int m = 0; m < ring_.size(); ++m) {
-            sources_[static_cast<size_t>(m)] =
+            sources[static_cast<size_t>(m)] =
                 m == ring_.member() ? input : ring_.input_slot(m, chunk(k)) + part.begin * element_bytes_ + offset;
           }
           // Of two outputs that are aligned differently only one could be streamed: the slot.
-          kernels_.fold(reduction_, sources_, count, {result + offset, stores_.stream_slots}, {output});
+          kernels_.fold(reduction_, sources, count, {result + offset, stores_.stream_slots}, {output});
         });
     ring_.publish_consumed(chunk(k));
     return true;
@@ -94,11 +98,11 @@ class TwoShot {
       const Share part = share(k, owner);
       if (!ring_.wait_consumed(owner, chunk(k))) return false;
       const std::byte* const result = ring_.result_slot(owner, chunk(k));
-      slices_.for_range(k * chunk_elements_ + part.begin, part.count,
-                        [&](const std::byte*, std::byte* output, size_t offset, int64_t count) {
-                          kernels_.copy(output, result + offset, static_cast<size_t>(count * element_bytes_),
-                                        stores_.stream_outputs);
-                        });
+      slices_.for_range_shared(helpers_, k * chunk_elements_ + part.begin, part.count,
+                               [&](int, const std::byte*, std::byte* output, size_t offset, int64_t count) {
+                                 kernels_.copy(output, result + offset, static_cast<size_t>(count * element_bytes_),
+                                               stores_.stream_outputs);
+                               });
     }
     ring_.publish_copied(chunk(k));
     return true;
@@ -106,12 +110,13 @@ class TwoShot {
 
   SlotRing& ring_;
   const Kernels& kernels_;
+  Helpers* const helpers_;
   const SliceList& slices_;
   const Reduction& reduction_;
   const StorePlan stores_;
   const int64_t element_bytes_, chunk_elements_, chunks_;
   const uint32_t base_;
-  std::vector<const std::byte*> sources_;
+  std::vector<const std::byte*> sources_;  // of each piece
 };
 
 }  // namespace
@@ -162,8 +167,8 @@ Status one_shot_allreduce(SlotRing& ring, const Kernels& kernels, const SliceLis
 }
 
 Status two_shot_allreduce(SlotRing& ring, const Kernels& kernels, const SliceList& slices, const Reduction& reduction,
-                          StorePlan stores) {
-  return TwoShot(ring, kernels, slices, reduction, stores).run();
+                          StorePlan stores, Helpers* helpers) {
+  return TwoShot(ring, kernels, slices, reduction, stores, helpers).run();
 }
 
 }  // namespace hvd

@@ -29,6 +29,6 @@ Status tiny_allreduce(SlotRing& ring, const Kernels& kernels, std::span<const Sl
 Status one_shot_allreduce(SlotRing& ring, const Kernels& kernels, const SliceList& slices, const Reduction& reduction,
                           bool stream);
 Status two_shot_allreduce(SlotRing& ring, const Kernels& kernels, const SliceList& slices, const Reduction& reduction,
-                          StorePlan stores);
+                          StorePlan stores, Helpers* helpers = nullptr);
 
 }  // namespace hvd

@@ -8,7 +8,8 @@
 
 namespace hvd {
 
-Status slot_broadcast(SlotRing& ring, const Kernels& kernels, const SliceList& slices, int root, bool stream) {
+Status slot_broadcast(SlotRing& ring, const Kernels& kernels, const SliceList& slices, int root, bool stream,
+                      Helpers* helpers) {
   const int64_t element_bytes = static_cast<int64_t>(slices.element_bytes());
   const int64_t chunk_elements = static_cast<int64_t>(ring.chunk_bytes()) / element_bytes;
   const int64_t chunks = (slices.count() + chunk_elements - 1) / chunk_elements;
@@ -18,16 +19,16 @@ Status slot_broadcast(SlotRing& ring, const Kernels& kernels, const SliceList& s
     if (is_root ? !ring.wait_input_slot(chunk) : !ring.wait_filled(root, chunk)) return ring.interrupted("broadcast");
     std::byte* const slot = ring.input_slot(root, chunk);
     const int64_t begin = k * chunk_elements;
-    slices.for_range(begin, std::min(chunk_elements, slices.count() - begin),
-                     [&](const std::byte* input, std::byte* output, size_t offset, int64_t count) {
-                       const size_t bytes = static_cast<size_t>(count * element_bytes);
-                       if (is_root) {
-                         kernels.copy(slot + offset, input, bytes, stream);
-                         kernels.copy(output, input, bytes, false);
-                       } else {
-                         kernels.copy(output, slot + offset, bytes, false);
-                       }
-                     });
+    slices.for_range_shared(helpers, begin, std::min(chunk_elements, slices.count() - begin),
+                            [&](int, const std::byte* input, std::byte* output, size_t offset, int64_t count) {
+                              const size_t bytes = static_cast<size_t>(count * element_bytes);
+                              if (is_root) {
+                                kernels.copy(slot + offset, input, bytes, stream);
+                                kernels.copy(output, input, bytes, false);
+                              } else {
+                                kernels.copy(output, slot + offset, bytes, false);
+                              }
+                            });
     if (is_root) ring.publish_filled(chunk);
     ring.publish_consumed(chunk);
   }
@@ -60,7 +61,7 @@ Status slot_exchange(SlotRing& ring, const Kernels& kernels, const void* mine, s
 }
 
 Status slot_allgather(SlotRing& ring, const Kernels& kernels, std::span<const std::vector<Slice>> parts,
-                      size_t element_bytes, bool stream) {
+                      size_t element_bytes, bool stream, Helpers* helpers) {
   const auto chunk_elements = static_cast<int64_t>(ring.chunk_bytes() / element_bytes);
   std::vector<SliceList> lists;
   int64_t largest = 0;
@@ -73,9 +74,9 @@ Status slot_allgather(SlotRing& ring, const Kernels& kernels, std::span<const st
     return std::min(chunk_elements, lists[static_cast<size_t>(member)].count() - k * chunk_elements);
   };
   const auto for_chunk = [&](int member, int64_t k, const auto& visit) {
-    lists[static_cast<size_t>(member)].for_range(
-        k * chunk_elements, length(member, k),
-        [&](const std::byte* input, std::byte* output, size_t offset, int64_t count) {
+    lists[static_cast<size_t>(member)].for_range_shared(
+        helpers, k * chunk_elements, length(member, k),
+        [&](int, const std::byte* input, std::byte* output, size_t offset, int64_t count) {
           visit(input, output, offset, static_cast<size_t>(count) * element_bytes);
         });
   };

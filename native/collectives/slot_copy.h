@@ -14,12 +14,13 @@
 
 namespace hvd {
 
-Status slot_broadcast(SlotRing& ring, const Kernels& kernels, const SliceList& slices, int root, bool stream);
+Status slot_broadcast(SlotRing& ring, const Kernels& kernels, const SliceList& slices, int root, bool stream,
+                      Helpers* helpers = nullptr);
 // At most kTinyBytes go in the flag's line, else one chunk: `bytes` must not exceed chunk_bytes().
 Status slot_exchange(SlotRing& ring, const Kernels& kernels, const void* mine, size_t bytes, void* all);
 // parts[m] is member m's input and every member's output.
 Status slot_allgather(SlotRing& ring, const Kernels& kernels, std::span<const std::vector<Slice>> parts,
-                      size_t element_bytes, bool stream);
+                      size_t element_bytes, bool stream, Helpers* helpers = nullptr);
 Status slot_barrier(SlotRing& ring);
 
 }  // namespace hvd

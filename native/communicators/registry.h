@@ -17,6 +17,7 @@
 #include "collectives/communicator.h"
 #include "communicators/device_communicator.h"
 #include "platform/interrupt.h"
+#include "reduction/helpers.h"
 #include "reduction/kernels.h"
 #include "transport/tcp/data_links.h"
 #include "world/topology.h"
@@ -28,6 +29,7 @@ enum class Stores { kMeasured, kCached, kStreamed };  // how shared memory is wr
 struct CommunicatorSettings {
   InstructionSet isa = InstructionSet::kBest;  // tests force the narrower ones
   Stores stores = Stores::kMeasured;
+  std::shared_ptr<Helpers> helpers;  // of this rank; null: it has none
 };
 
 // The ranks that a communicator joins.

@@ -19,6 +19,7 @@ namespace hvd {
 // Nothing may leave this: not into a thread's main function, and not past the thread that has to drop the token.
 bool Engine::drive(bool somebody_waits) {
   try {
+    runner_->somebody_waits(somebody_waits || wakeup_->callers_wait());
     return advance(somebody_waits);
   } catch (const std::bad_alloc&) {
     ending_->poison(HVD_OUT_OF_MEMORY, map_.rank, "rank " + std::to_string(map_.rank) + " is out of memory");

@@ -9,8 +9,28 @@
 #include "fusion/batch.h"
 #include "negotiation/names.h"
 #include "platform/clock.h"
+#include "platform/wait.h"
 
 namespace hvd {
+
+namespace {
+
+constexpr int kMostHelpers = 7;  // more copy no faster: memory is the limit
+
+// The cores that the rank may use, or those that its framework was told to, less the caller's own.
+std::shared_ptr<Helpers> make_helpers(const EngineSettings& settings, const HostMap& map) {
+  int threads = settings.helper_threads;
+  if (threads < 0) {
+    const auto ranks_here = static_cast<int>(map.ranks_here.size());
+    int cores = std::clamp(online_cpus() / std::max(1, ranks_here), 1, allowed_cpus());
+    if (settings.omp_threads > 0 && settings.omp_threads < static_cast<uint64_t>(cores))
+      cores = static_cast<int>(settings.omp_threads);
+    threads = std::min(cores - 1, kMostHelpers);
+  }
+  return threads == 0 ? nullptr : std::make_shared<Helpers>(threads);
+}
+
+}  // namespace
 
 Runner::Runner(const EngineParts& parts, Calls& calls)
     : settings_(parts.settings),
@@ -23,6 +43,7 @@ Runner::Runner(const EngineParts& parts, Calls& calls)
       service_(parts.service),
       trace_(parts.trace),
       calls_(calls),
+      helpers_(make_helpers(parts.settings, parts.map)),
       execution_(parts.map.rank, parts.settings.instruction_set),
       device_runner_(execution_, settings_, ending_.interrupt(), [this] { return parts_in(nullptr); }),
       gpu_watch_(settings_, parts.map.rank) {}
@@ -48,6 +69,7 @@ Status Runner::connect(std::vector<EngineOptions::Link>* links) {
 CommunicatorParts Runner::parts_in(std::byte* area) const {
   CommunicatorSettings settings;
   settings.isa = settings_.instruction_set;
+  settings.helpers = helpers_;
   return {area, data_links_, settings, ending_.interrupt()};
 }
 

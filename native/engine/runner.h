@@ -57,6 +57,11 @@ class Runner {
   // By the monitor's thread.
   void watch_gpus() { gpu_watch_.tick(device_runner_, ending_); }
 
+  // Before a batch may run: whether a caller of this rank waits, so that its cores are idle.
+  void somebody_waits(bool waits) {
+    if (helpers_ != nullptr) helpers_->allow(waits);
+  }
+
   // Statistics. Any thread.
   std::string describe_communicator();  // empty: it has been let go
   const Execution::Counts& counts() const { return execution_.counts(); }
@@ -97,6 +102,7 @@ class Runner {
 
   std::mutex communicator_mutex_;  // held while communicators are let go, so that statistics can look at them
   std::shared_ptr<DataLinks> data_links_;
+  const std::shared_ptr<Helpers> helpers_;  // null: there are no idle cores
   Execution execution_;
   DeviceRunner device_runner_;
   LaunchedCalls launched_;

@@ -27,6 +27,12 @@ int online_cpus() {
   return count > 0 ? static_cast<int>(count) : 1;
 }
 
+int allowed_cpus() {
+  cpu_set_t cpus;
+  if (sched_getaffinity(0, sizeof cpus, &cpus) != 0) return online_cpus();  // more than the set has room for
+  return CPU_COUNT(&cpus);
+}
+
 void wake_sleepers(Signal& signal) { futex_wake(signal.value); }
 
 bool wait_slowly(Signal& signal, uint32_t target, const Interrupt& interrupt, WaitPolicy policy) {

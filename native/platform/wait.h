@@ -51,5 +51,6 @@ inline bool wait_until(Signal& signal, uint32_t target, const Interrupt& interru
 
 void cpu_pause();
 int online_cpus();
+int allowed_cpus();  // that this thread may run on
 
 }  // namespace hvd

@@ -65,7 +65,7 @@ bool parse_log_level(const std::string& text, bool* warnings) {
 
 Status parse_settings(const hvd_setting* settings, uint32_t count, EngineSettings* out) {
   using Parser = std::function<bool(const std::string&)>;
-  uint64_t groups_apart = 0, log_time = 0, engine_cpu = UINT64_MAX;
+  uint64_t groups_apart = 0, log_time = 0, engine_cpu = UINT64_MAX, helper_threads = UINT64_MAX;
   const std::map<std::string, Parser> parsers = {
       {"fusion_threshold_bytes", [&](auto& text) { return parse_integer(text, &out->fusion_threshold_bytes); }},
       {"cycle_time_ms", [&](auto& text) { return parse_number(text, &out->cycle_time_ms); }},
@@ -80,6 +80,8 @@ Status parse_settings(const hvd_setting* settings, uint32_t count, EngineSetting
       {"lost_timeout_ms", [&](auto& text) { return parse_integer(text, &out->lost_timeout_ms); }},
       {"fault_point", [](auto& text) { return arm_fault_point(text); }},
       {"instruction_set", [&](auto& text) { return parse_instruction_set(text, &out->instruction_set); }},
+      {"helper_threads", [&](auto& text) { return parse_integer(text, &helper_threads); }},
+      {"omp_threads", [&](auto& text) { return parse_integer(text, &out->omp_threads); }},
       {"transport", [&](auto& text) { return !(out->communicator = text).empty(); }},
       {"cuda_library", [&](auto& text) { return out->cuda_library = text, true; }},
       {"nccl_library", [&](auto& text) { return out->nccl_library = text, true; }},
@@ -106,6 +108,7 @@ Status parse_settings(const hvd_setting* settings, uint32_t count, EngineSetting
   }
   out->groups_apart = groups_apart != 0;
   out->log_time = log_time != 0;
+  out->helper_threads = helper_threads < INT32_MAX ? static_cast<int>(helper_threads) : -1;
   out->engine_cpu = engine_cpu < INT32_MAX ? static_cast<int>(engine_cpu) : -1;
   return {};
 }

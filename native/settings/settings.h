@@ -36,8 +36,10 @@ struct EngineSettings {
   uint64_t nccl_streams = 1;                        // of each process set
   uint64_t nccl_timeout_ms = 600000;                // of a GPU's work that others wait for; 0: none
   InstructionSet instruction_set = InstructionSet::kBest;
-  bool warnings = true;   // on stderr
-  bool log_time = false;  // ... with the time in front
+  int helper_threads = -1;   // -1: by the cores that this rank may use
+  uint64_t omp_threads = 0;  // OMP_NUM_THREADS: the cores that the framework uses; 0: not set
+  bool warnings = true;      // on stderr
+  bool log_time = false;     // ... with the time in front
 };
 
 Status parse_settings(const hvd_setting* settings, uint32_t count, EngineSettings* out);

@@ -271,44 +271,6 @@ TEST(random_operations_among_processes) {
 }
 #endif
 
-TEST(several_hosts_give_the_bits_of_the_expression_over_every_wire) {
-  for (const Hosts& map : kHosts) {
-    for (const Wire wire : {Wire::kHierarchical, Wire::kTcp}) {
-      hosts = map;
-      World world(wire, map, 2);
-      members::run_threads(world, {}, [&](Communicator& c) { random_operations(c, 90 + map.size(), kOperations); });
-      hosts.clear();
-    }
-  }
-}
-
-// No message of another size than expected, and none into memory that is being sent from.
-TEST(mpi_carries_every_operation_with_the_bits_of_the_expression) {
-  std::vector<Hosts> maps(std::begin(kHosts), std::end(kHosts));
-  for (size_t n = 2; n <= 5; ++n) maps.push_back(Hosts(n, 0));
-  maps.insert(maps.end(), {{0, 1}, {0, 1, 2}});  // one member on each
-  for (const Hosts& map : maps) {
-    for (const Wire wire : {Wire::kMpi, Wire::kHierarchicalMpi}) {
-      hosts = map;
-      World world(wire, map);
-      members::run_threads(world, {}, [&](Communicator& c) { random_operations(c, 130 + map.size(), kOperations); });
-      hosts.clear();
-      EXPECT(world.mpi().faults() == 0);
-      const bool between = std::ranges::count(map, map.front()) < static_cast<ptrdiff_t>(map.size());
-      EXPECT((world.mpi().messages() > 0) == (wire == Wire::kMpi || between));
-    }
-  }
-}
-
-TEST(bursts_of_small_operations) {
-  for (Wire wire : {Wire::kShm, Wire::kTcp}) {
-    for (int n = 2; n <= 4; ++n) {
-      World world(wire, n);
-      members::run_threads(world, {}, [&](Communicator& t) { burst(t, static_cast<uint64_t>(n)); });
-    }
-  }
-}
-
 // With results that are known without everybody's inputs: many members on few cores are slow enough.
 void known_results(Communicator& communicator) {
   const int n = communicator.size();
@@ -348,6 +310,59 @@ void known_results(Communicator& communicator) {
     expect_ok(communicator.alltoall(sent.data(), bytes, received.data()));
     for (size_t i = 0; i < received.size(); ++i)
       EXPECT(received[i] == static_cast<int32_t>(i) / (communicator.member() + 1));
+  }
+}
+
+TEST(helpers_change_no_bit) {
+  for (const Hosts& map : {Hosts{0, 0}, Hosts{0, 0, 0}, Hosts(5, 0), Hosts{0, 0, 1, 1}, Hosts{0, 0, 0, 1}}) {
+    const Wire wire = std::ranges::count(map, 1) > 0 ? Wire::kHierarchical : Wire::kShm;
+    hosts = map;
+    World world(wire, map);
+    world.helper_threads = static_cast<int>(map.size());
+    members::run_threads(world, {}, [&](Communicator& c) {
+      random_operations(c, 170 + map.size(), kOperations);
+      known_results(c);
+      if (wire == Wire::kShm) EXPECT(c.describe().find("\"helped_operations\": 0") == std::string::npos);
+    });
+    hosts.clear();
+  }
+}
+
+TEST(several_hosts_give_the_bits_of_the_expression_over_every_wire) {
+  for (const Hosts& map : kHosts) {
+    for (const Wire wire : {Wire::kHierarchical, Wire::kTcp}) {
+      hosts = map;
+      World world(wire, map, 2);
+      members::run_threads(world, {}, [&](Communicator& c) { random_operations(c, 90 + map.size(), kOperations); });
+      hosts.clear();
+    }
+  }
+}
+
+// No message of another size than expected, and none into memory that is being sent from.
+TEST(mpi_carries_every_operation_with_the_bits_of_the_expression) {
+  std::vector<Hosts> maps(std::begin(kHosts), std::end(kHosts));
+  for (size_t n = 2; n <= 5; ++n) maps.push_back(Hosts(n, 0));
+  maps.insert(maps.end(), {{0, 1}, {0, 1, 2}});  // one member on each
+  for (const Hosts& map : maps) {
+    for (const Wire wire : {Wire::kMpi, Wire::kHierarchicalMpi}) {
+      hosts = map;
+      World world(wire, map);
+      members::run_threads(world, {}, [&](Communicator& c) { random_operations(c, 130 + map.size(), kOperations); });
+      hosts.clear();
+      EXPECT(world.mpi().faults() == 0);
+      const bool between = std::ranges::count(map, map.front()) < static_cast<ptrdiff_t>(map.size());
+      EXPECT((world.mpi().messages() > 0) == (wire == Wire::kMpi || between));
+    }
+  }
+}
+
+TEST(bursts_of_small_operations) {
+  for (Wire wire : {Wire::kShm, Wire::kTcp}) {
+    for (int n = 2; n <= 4; ++n) {
+      World world(wire, n);
+      members::run_threads(world, {}, [&](Communicator& t) { burst(t, static_cast<uint64_t>(n)); });
+    }
   }
 }
 

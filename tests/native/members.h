@@ -82,6 +82,8 @@ using Hosts = std::vector<int>;
 // mistaken for members.
 class World {
  public:
+  int helper_threads = 0;  // of each member, in every operation
+
   World(Wire wire, int n, int links = 1, std::function<Pair()> connect = connected_tcp, Hosts hosts = {})
       : wire_(wire), row_(row_of(wire)), size_(n), topology_(hosts.empty() ? Hosts(static_cast<size_t>(n), 0) : hosts) {
     bytes_ = 4096;
@@ -134,6 +136,10 @@ class World {
     parts.area = page_ + areas_[static_cast<size_t>(topology_.host_of(member))];
     parts.links = std::make_shared<hvd::DataLinks>(std::move(of_rank));
     parts.settings = options;
+    if (helper_threads > 0) {
+      parts.settings.helpers = std::make_shared<hvd::Helpers>(helper_threads);
+      parts.settings.helpers->always_help();
+    }
     parts.interrupt = {&word(), event_[0]};
     const hvd::Members members{world_ranks_, member, topology_};
     if (wire_ != Wire::kMpi && wire_ != Wire::kHierarchicalMpi) return row_.make(members, parts, out);

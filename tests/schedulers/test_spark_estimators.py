@@ -159,37 +159,6 @@ def test_transform_gives_what_the_module_answers(xor: Any, trained: Any) -> None
     assert np.mean([(row.y__output > 0) == (row.y > 0) for row in rows]) > 0.98
 
 
-def test_transform_by_columns_and_by_rows_before_spark_4_1(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pyspark.ml.linalg import DenseVector, VectorUDT
-    from pyspark.sql import functions
-    from pyspark.sql.types import StructType
-
-    from horovod.spark.torch import TorchModel
-
-    class Pair(torch.nn.Module):
-        def forward(self, wide: Any, one: Any) -> Any:
-            return wide * 2, wide.sum(1) + one
-
-    rows = [([float(n), 1.0], n, f"text {n}", [0.0, 0.0], DenseVector([n])) for n in range(2500)]
-    schema = StructType.fromDDL("`a.b` array<float>, n int, text string, y array<double>").add("v", VectorUDT())
-    frame = spark.createDataFrame(rows, schema)
-    options = {"feature_columns": ["a.b", "v"], "label_columns": ["y", "n"], "input_shapes": [[-1, 2], [-1]]}
-    model = TorchModel(model=Pair(), **options)
-    made = model.transform(frame.repartition(5))
-    assert made.columns == [*frame.columns, "y__output", "n__output"]
-    plan = made.where("n__output > 7 and y__output is not null")._jdf.queryExecution().executedPlan().toString()
-    assert plan.count("ArrowEvalPython ") == 1, plan
-    found = made.orderBy("n").collect()
-    assert [row.n__output for row in found] == [2 * n + 1 for n in range(2500)]
-    assert all(row.y__output == DenseVector([2.0 * row.n, 2.0]) and row.text == f"text {row.n}" for row in found)
-    assert model.transform(frame.where("n < 0")).collect() == []
-    monkeypatch.delattr(functions, "arrow_udf")
-    by_rows = model.transform(frame.repartition(5))
-    assert "MapInArrow" in by_rows._jdf.queryExecution().executedPlan().toString()
-    assert by_rows.schema == made.schema and by_rows.orderBy("n").collect() == found
-    assert model.transform(frame.where("n < 0")).collect() == []
-
-
 def test_an_integer_label_makes_integers_and_a_bad_frame_is_an_error(xor: Any, trained: Any) -> None:
     _, model, _ = trained
     frame = model.setOutputCols(["answer"]).transform(xor.limit(100))

@@ -390,3 +390,35 @@ def test_a_python_that_is_not_there_is_told_for_each_task() -> None:
     text = f"(?s)2 of 2 tasks are not ready.*task 0 on .* has no program /nowhere/python{names}.*task 1 on "
     with pytest.raises(RuntimeError, match=text):
         run(train, (1.0,), executable="/nowhere/python", stderr=io.StringIO())
+
+
+def test_transform_by_columns_and_by_rows_before_spark_4_1(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+    from pyspark.ml.linalg import DenseVector, VectorUDT
+    from pyspark.sql import functions
+    from pyspark.sql.types import StructType
+
+    from horovod.spark.torch import TorchModel
+
+    class Pair(torch.nn.Module):
+        def forward(self, wide: Any, one: Any) -> Any:
+            return wide * 2, wide.sum(1) + one
+
+    rows = [([float(n), 1.0], n, f"text {n}", [0.0, 0.0], DenseVector([n])) for n in range(2500)]
+    schema = StructType.fromDDL("`a.b` array<float>, n int, text string, y array<double>").add("v", VectorUDT())
+    frame = spark.createDataFrame(rows, schema)
+    options = {"feature_columns": ["a.b", "v"], "label_columns": ["y", "n"], "input_shapes": [[-1, 2], [-1]]}
+    model = TorchModel(model=Pair(), **options)
+    made = model.transform(frame.repartition(5))
+    assert made.columns == [*frame.columns, "y__output", "n__output"]
+    plan = made.where("n__output > 7 and y__output is not null")._jdf.queryExecution().executedPlan().toString()
+    assert plan.count("ArrowEvalPython ") == 1, plan
+    found = sorted(made.collect(), key=lambda row: row.n)
+    assert [row.n__output for row in found] == [2 * n + 1 for n in range(2500)]
+    assert all(row.y__output == DenseVector([2.0 * row.n, 2.0]) and row.text == f"text {row.n}" for row in found)
+    assert model.transform(frame.where("n < 0")).collect() == []
+    monkeypatch.delattr(functions, "arrow_udf")
+    by_rows = model.transform(frame.repartition(5))
+    assert "MapInArrow" in by_rows._jdf.queryExecution().executedPlan().toString()
+    assert by_rows.schema == made.schema and sorted(by_rows.collect(), key=lambda row: row.n) == found
+    assert model.transform(frame.where("n < 0")).collect() == []

@@ -101,13 +101,15 @@ def test_each_local_rank_has_its_core_or_a_warning(capsys: pytest.CaptureFixture
         Settings.from_environment({"HOROVOD_THREAD_AFFINITY": "1,-2"})
 
 
-def test_the_native_core_gets_strings() -> None:
+def test_the_native_core_gets_strings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "4,2")
     settings = Settings(cycle_time_ms=0.25, stall_warning_s=1.5, stall_shutdown_s=0.0001, start_timeout_s=30)
     assert settings.native_settings() == [
         ("fusion_threshold_bytes", "134217728"),
         ("cycle_time_ms", "0.25"),
         ("cached_names", "7680"),
         ("groups_apart", "0"),
+        ("omp_threads", "4"),
         ("stall_warning_ms", "1500"),
         ("stall_shutdown_ms", "1"),  # never rounded to 0, which would be "never"
         ("start_timeout_ms", "30000"),
@@ -125,6 +127,7 @@ def test_the_native_core_gets_strings() -> None:
         ("log_level", "warning"),
         ("log_time", "0"),
     ]
+    assert ("helper_threads", "0") in Settings(helper_threads=0).native_settings()
     off = dict(Settings(stall_check_disable=True, stall_shutdown_s=5).native_settings())
     assert (off["stall_warning_ms"], off["stall_shutdown_ms"]) == ("0", "0")
     for shown in ({"log_hide_time": False}, {"log_timestamp": True}):

@@ -197,7 +197,8 @@ class Site:
         lines += ["[Every page in one file](llms-full.txt).", ""]
         for chapter, names in self.chapters:
             said = _answers(_table_of(first, chapter)[1])
-            lines += [f"## {chapter}", "", *(f"- [{name}]({page}.md): {said[page]}" for page, name in names.items()), ""]
+            listed = (f"- [{name}]({page}.md): {said[page]}" for page, name in names.items())
+            lines += [f"## {chapter}", "", *listed, ""]
         lines += ["## API", "", *(f"- [{module}](api/{module}.md)" for module in MODULES), ""]
         lines += ["## Errors", "", *(f"- [{one.code}](errors/{one.code}.md): {one.title}" for one in EXPLANATIONS)]
         return "\n".join(lines) + "\n"

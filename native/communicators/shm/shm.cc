@@ -59,12 +59,15 @@ class Shm final : public Communicator {
       return one_shot_allreduce(ring_, kernels_, list, reduction, streams(bytes) && bytes >= kStreamOneShotBytes);
     }
     if (!measure_now_and_then(bytes)) return ring_.interrupted("allreduce");
-    return two_shot_allreduce(ring_, kernels_, list, reduction, stores_for(bytes));
+    const Helpers::Operation helped(helpers(), bytes);
+    return two_shot_allreduce(ring_, kernels_, list, reduction, stores_for(bytes), helpers());
   }
 
   Status broadcast(std::span<const Slice> slices, size_t element_bytes, int root_member) override {
     const SliceList list(slices, element_bytes);
-    return slot_broadcast(ring_, kernels_, list, root_member, list.bytes() >= kLargeBytes && streams(list.bytes()));
+    const Helpers::Operation helped(helpers(), list.bytes());
+    return slot_broadcast(ring_, kernels_, list, root_member, list.bytes() >= kLargeBytes && streams(list.bytes()),
+                          helpers());
   }
   Status exchange(const void* mine, size_t bytes, void* all) override {
     return slot_exchange(ring_, kernels_, mine, bytes, all);
@@ -81,7 +84,8 @@ class Shm final : public Communicator {
   }
   Status share(std::span<const std::vector<Slice>> parts, size_t element_bytes) override {
     const size_t bytes = bytes_of(parts, element_bytes);
-    return slot_allgather(ring_, kernels_, parts, element_bytes, bytes >= kLargeBytes && streams(bytes));
+    const Helpers::Operation helped(helpers(), bytes);
+    return slot_allgather(ring_, kernels_, parts, element_bytes, bytes >= kLargeBytes && streams(bytes), helpers());
   }
   Status reducescatter(std::span<const std::vector<Slice>> parts, const Reduction& reduction) override {
     const size_t bytes = bytes_of(parts, element_size(reduction.dtype));
@@ -101,10 +105,12 @@ class Shm final : public Communicator {
 
   std::string describe() const override {
     return "\"transport\": \"shm\", \"hop_ns\": " + std::to_string(LineHop::nanoseconds(ring_)) + ", " +
-           stores_.describe() + ", \"isa\": \"" + instruction_set_name(kernels_.instruction_set()) + "\"";
+           stores_.describe() + ", \"isa\": \"" + instruction_set_name(kernels_.instruction_set()) + "\"" +
+           (settings_.helpers == nullptr ? "" : ", " + settings_.helpers->describe());
   }
 
  private:
+  Helpers* helpers() const { return settings_.helpers.get(); }
   static size_t bytes_of(std::span<const std::vector<Slice>> parts, size_t element_bytes) {
     size_t bytes = 0;
     for (const std::vector<Slice>& part : parts) {

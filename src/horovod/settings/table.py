@@ -86,6 +86,13 @@ class Settings(GpuSettings, EndSettings, PlatformSettings, ElasticSettings, Trai
         flag="--thread-affinity",
         yaml="library_options.thread_affinity",
     )
+    helper_threads: int | None = setting(
+        "HOROVOD_HELPER_THREADS",
+        kinds.integer(0),
+        None,
+        "Threads that help each rank to copy and add large tensors in shared memory while a thread of the rank waits. "
+        "Without it, one fewer than the cores a rank may use (or OMP_NUM_THREADS, if that is less), 7 at most.",
+    )
     cached_names: int = setting(
         "HOROVOD_CACHE_CAPACITY",
         kinds.integer(0),
@@ -308,6 +315,8 @@ class Settings(GpuSettings, EndSettings, PlatformSettings, ElasticSettings, Trai
             ("cached_names", str(self.cached_names)),
             ("groups_apart", spelled(self.groups_apart)),
             *([("engine_cpu", str(core))] if (core := self._core()) is not None else []),
+            *([("helper_threads", str(self.helper_threads))] if self.helper_threads is not None else []),
+            ("omp_threads", _omp_threads()),
             ("stall_warning_ms", str(milliseconds(warning_s))),
             ("stall_shutdown_ms", str(milliseconds(shutdown_s))),
             ("start_timeout_ms", str(milliseconds(self.start_timeout_s))),
@@ -356,6 +365,12 @@ class Settings(GpuSettings, EndSettings, PlatformSettings, ElasticSettings, Trai
             if value.strip().lower() not in ("", "gloo", "tcp", "mpi"):
                 return f"{variable}={value} is not supported\nhint: unset it, or set tcp (our own transports) or mpi"
         return None
+
+
+def _omp_threads() -> str:
+    """OMP_NUM_THREADS, of the outermost level if it has several; 0 if it is not a number."""
+    first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return first if first.isdecimal() else "0"
 
 
 def rows() -> tuple[Row, ...]:
