@@ -409,7 +409,7 @@ def test_transform_by_columns_and_by_rows_before_spark_4_1(spark: Any, monkeypat
     frame = spark.createDataFrame(rows, schema)
     options = {"feature_columns": ["a.b", "v"], "label_columns": ["y", "n"], "input_shapes": [[-1, 2], [-1]]}
     model = TorchModel(model=Pair(), **options)
-    made = model.transform(frame.repartition(5))
+    made = model.transform(frame.repartition(2))
     assert made.columns == [*frame.columns, "y__output", "n__output"]
     plan = made.where("n__output > 7 and y__output is not null")._jdf.queryExecution().executedPlan().toString()
     assert plan.count("ArrowEvalPython ") == 1, plan
@@ -418,7 +418,7 @@ def test_transform_by_columns_and_by_rows_before_spark_4_1(spark: Any, monkeypat
     assert all(row.y__output == DenseVector([2.0 * row.n, 2.0]) and row.text == f"text {row.n}" for row in found)
     assert model.transform(frame.where("n < 0")).collect() == []
     monkeypatch.delattr(functions, "arrow_udf")
-    by_rows = model.transform(frame.repartition(5))
+    by_rows = model.transform(frame.repartition(2))
     assert "MapInArrow" in by_rows._jdf.queryExecution().executedPlan().toString()
     assert by_rows.schema == made.schema and sorted(by_rows.collect(), key=lambda row: row.n) == found
     assert model.transform(frame.where("n < 0")).collect() == []
