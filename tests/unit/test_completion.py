@@ -36,7 +36,7 @@ def test_a_flag_a_choice_a_file_and_the_command_are_completed(
     words: list[str], expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
-    assert completed(*words) == expected
+    assert list(dict.fromkeys(completed(*words))) == expected  # a command is listed once for each folder of PATH
 
 
 def test_words_behind_the_command_are_not_flags_of_horovodrun() -> None:
