@@ -362,7 +362,7 @@ def test_a_python_without_hvd_is_named(spark: Any, tmp_path: Path) -> None:
     context.pythonExec = str(bare)
     try:
         # With PYTHONPATH, as tools/mutate sets it, Horovod is there, and what it needs is not.
-    text = "horovod.spark.run: the Python of host .* lacks hvd: .*: No module named '(horovod|numpy)'\nhint: install hvd"
+        text = "horovod.spark.run: the Python of host .* lacks hvd: .*: No module named '(horovod|numpy)'\nhint: inst"
         with pytest.raises(RuntimeError, match=text) as caught:
             run(train, (1.0,), stderr=io.StringIO())
     finally:
