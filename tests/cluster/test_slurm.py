@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from support.extent import SLACK_S
 from support.jobs import abreast
 from support.slurm import Slurm, lacking
 from support.started import Folder, assert_world, environment, mpi, not_run
+from support.watch import id_of, script, shown_until
 
 HOSTS = {"host0": [0, 1], "host1": [2, 3]}
 CYCLIC = {"host0": [0, 2], "host1": [1, 3]}
@@ -118,6 +120,23 @@ def test_a_rank_that_never_starts_is_named(slurm: Slurm, folder: Folder) -> None
     done = slurm.run("srun", *TWO_BY_TWO, sys.executable, "-c", code, env=environment(folder.home, **more))
     assert done.returncode != 0
     assert done.stderr.count("in init for rank 2 of 4, which has not called init; here: ranks 0, 1, 3") == 3, done
+
+
+@pytest.mark.thorough
+def test_top_sees_a_job_of_srun_from_the_other_host(slurm: Slurm, folder: Folder) -> None:
+    command, enough = script(folder.path, "srun")
+    watched = threading.Thread(
+        target=slurm.run, args=("srun", *TWO_BY_TWO, *command), kwargs={"env": environment(folder.home)}
+    )
+    watched.start()
+    try:
+        name = id_of(command[1], on=slurm.hosts[1])
+        text = shown_until(r"rank 1 \(host host0\) has been .* it is in prepare", "top", "--once", on=slurm.hosts[1])
+        assert f"job {name}: 4 ranks on 2 hosts" in text
+        assert "in prepare" in shown_until("in prepare", "stacks", name, on=slurm.hosts[1])
+    finally:
+        enough.touch()
+        watched.join()
 
 
 def test_the_guides_job_file_runs(slurm: Slurm, folder: Folder) -> None:

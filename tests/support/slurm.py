@@ -69,19 +69,19 @@ class Slurm:
 
     def __init__(self, cluster: Cluster, hosts: Sequence[Host]) -> None:
         self._folder = cluster.folder / "slurm"
-        self._hosts = hosts
+        self.hosts = hosts
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Slurm:
         self._folder.mkdir()
-        (self._folder / "slurm.conf").write_text(_CONFIG.format(last=len(self._hosts) - 1))
+        (self._folder / "slurm.conf").write_text(_CONFIG.format(last=len(self.hosts) - 1))
         (self._folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         with self._stack:
-            for host in self._hosts:
+            for host in self.hosts:
                 host.run("mount", "--bind", str(self._folder), "/etc/slurm", check=True)
                 host.run("mkdir", "/run/slurmctld", "/run/slurmd", check=True)
-            self._start(self._hosts[0], "slurmctld")
-            for host in self._hosts:
+            self._start(self.hosts[0], "slurmctld")
+            for host in self.hosts:
                 self._start(host, "slurmd")
             self._wait_until_idle()
             self._stack = self._stack.pop_all()
@@ -92,12 +92,12 @@ class Slurm:
 
     def run(self, *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
         """Runs a command on the first host."""
-        return self._hosts[0].run(*words, **options)
+        return self.hosts[0].run(*words, **options)
 
     def assert_idle(self) -> None:
         """No process of a job is left on any host."""
         deadline = time.monotonic() + 3.0 + SLACK_S
-        while left := [words for host in self._hosts for words in host.processes().values() if "slurm" not in words]:
+        while left := [words for host in self.hosts for words in host.processes().values() if "slurm" not in words]:
             assert time.monotonic() < deadline, f"left behind: {left}"
             time.sleep(0.05)
 
@@ -121,7 +121,7 @@ class Slurm:
     def _wait_until_idle(self) -> None:
         deadline = time.monotonic() + 30 + SLACK_S
         while (states := self.run("sinfo", "--noheader", "--Node", "--format=%T").stdout.split()) != ["idle"] * len(
-            self._hosts
+            self.hosts
         ):
             if time.monotonic() > deadline:
                 logs = "\n".join(path.read_text()[-2000:] for path in self._folder.glob("slurm*.host*"))
