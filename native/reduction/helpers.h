@@ -27,7 +27,7 @@ class Helpers {
   Helpers(const Helpers&) = delete;
   Helpers& operator=(const Helpers&) = delete;
 
-  // Whether the rank's own threads are idle: a caller waits for the operation.
+  // `allowed`: the rank's own threads are idle, because a caller waits for the operation.
   void allow(bool allowed) { allowed_.store(allowed, std::memory_order_relaxed); }
   // For tests: helpers take part in every operation, however small and slow.
   void always_help() { always_ = true; }

@@ -283,6 +283,33 @@ def test_an_interrupt_ends_a_wait_and_the_operation_can_still_be_waited_for() ->
         assert world.run(run) == [2.0, 2.0]
 
 
+@pytest.mark.parametrize("finish", ["finish", "_finish_by_ctypes"])
+def test_an_interrupt_between_the_end_of_an_operation_and_that_of_synchronize_loses_nothing(finish: str) -> None:
+    def run() -> bool:
+        import numpy as np
+
+        import horovod.core as hvd
+        from horovod.core import calls, operations
+
+        real = getattr(calls, finish)
+
+        def interrupted(*arguments: Any) -> bool:
+            assert real(*arguments)
+            raise KeyboardInterrupt
+
+        hvd.init()
+        handle = hvd.allreduce_async(np.ones(3), name="done", op=hvd.Sum)
+        operations.finish = interrupted
+        with pytest.raises(KeyboardInterrupt):
+            hvd.synchronize(handle)
+        operations.finish = real
+        assert hvd.poll(handle) and (hvd.synchronize(handle) == 2).all()
+        return bool((hvd.allreduce(np.ones(3), name="done", op=hvd.Sum) == 2).all())
+
+    with World(2, {"HOROVOD_TRANSPORT": "shm"}) as world:
+        assert world.run(run) == [True, True]
+
+
 @pytest.mark.parametrize("extension", [True, False])
 def test_an_interrupt_of_a_blocking_call_leaves_the_engine_its_memory(extension: bool) -> None:
     def run() -> float:
@@ -296,6 +323,7 @@ def test_an_interrupt_of_a_blocking_call_leaves_the_engine_its_memory(extension:
         assert calls.run is not calls._run_by_ctypes, "there is no extension"
         if not extension:
             operations.run, operations.submit = calls._run_by_ctypes, calls._submit_by_ctypes
+            operations.finish = calls._finish_by_ctypes
         hvd.init()
         tensor = np.ones(3)
         for _ in range(3):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The request of a plain tensor is found by the extension as without it."""
+"""The request of a plain tensor is found by the extension as without it; a call that is done has no handle."""
 
 from __future__ import annotations
 

@@ -58,7 +58,8 @@ PyObject* PyTuple_New(ptrdiff_t size);                                   // new
 int PyTuple_SetItem(PyObject* tuple, ptrdiff_t index, PyObject* item);   // drops `item`
 PyObject* PyDict_GetItemWithError(PyObject* dict, PyObject* key);        // borrowed, null without an error if absent
 int PyDict_SetItem(PyObject* dict, PyObject* key, PyObject* item);
-PyObject* PyObject_GetAttr(PyObject* object, PyObject* name);                 // new
+PyObject* PyObject_GetAttr(PyObject* object, PyObject* name);  // new
+int PyObject_SetAttr(PyObject* object, PyObject* name, PyObject* value);
 PyObject* PyObject_CallMethodObjArgs(PyObject* object, PyObject* name, ...);  // new
 
 }  // extern "C"

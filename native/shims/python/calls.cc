@@ -40,11 +40,14 @@ struct Names {
   PyObject* is_neg = PyUnicode_InternFromString("is_neg");
   PyObject* dtype = PyUnicode_InternFromString("dtype");
   PyObject* shape = PyUnicode_InternFromString("shape");
+  PyObject* handle = PyUnicode_InternFromString("handle");
 };
 const Names* names;
 
 decltype(&hvd_run_entry) run_entry;
 decltype(&hvd_submit_entry) submit_entry;
+decltype(&hvd_wait) wait_for;
+decltype(&hvd_release) release;
 PyObject* unfinished;  // a dict
 
 template <class T>
@@ -91,14 +94,16 @@ PyObject* run_and_wait(PyObject* const* arguments, hvd_context* context, hvd_ent
 }
 
 PyObject* bind(PyObject* /*self*/, PyObject* const* arguments, ptrdiff_t count) {
-  if (count != 3) {
-    PyErr_SetString(PyExc_TypeError, "bind(run_entry, submit_entry, unfinished)");
+  if (count != 5) {
+    PyErr_SetString(PyExc_TypeError, "bind(unfinished, run_entry, submit_entry, wait, release)");
     return nullptr;
   }
-  run_entry = pointer<decltype(run_entry)>(arguments[0]);
-  submit_entry = pointer<decltype(submit_entry)>(arguments[1]);
+  run_entry = pointer<decltype(run_entry)>(arguments[1]);
+  submit_entry = pointer<decltype(submit_entry)>(arguments[2]);
+  wait_for = pointer<decltype(wait_for)>(arguments[3]);
+  release = pointer<decltype(release)>(arguments[4]);
   if (PyErr_Occurred() != nullptr) return nullptr;
-  unfinished = given(arguments[2]);
+  unfinished = given(arguments[0]);
   return given(&_Py_NoneStruct);
 }
 
@@ -119,6 +124,23 @@ PyObject* submit(PyObject* /*self*/, PyObject* const* arguments, ptrdiff_t count
   const int code = submit_entry(context, entry, &input, &output, flags, &handle, &status);
   PyEval_RestoreThread(state);
   return code == HVD_OK ? PyLong_FromUnsignedLongLong(handle) : ended(code, 0, status);
+}
+
+PyObject* finish(PyObject* /*self*/, PyObject* const* arguments, ptrdiff_t count) {
+  if (count != 3) {
+    PyErr_SetString(PyExc_TypeError, "finish(context, handle, operation)");
+    return nullptr;
+  }
+  auto* const context = pointer<hvd_context*>(arguments[0]);
+  const hvd_handle handle = PyLong_AsUnsignedLongLong(arguments[1]);
+  if (PyErr_Occurred() != nullptr) return nullptr;
+  hvd_status status = fresh_status();
+  void* const state = PyEval_SaveThread();
+  const bool is_done = wait_for(context, handle, kSliceMs, &status) == HVD_OK;
+  if (is_done) release(context, handle);
+  PyEval_RestoreThread(state);
+  if (is_done && PyObject_SetAttr(arguments[2], names->handle, &_Py_NoneStruct) != 0) return nullptr;
+  return given(is_done ? &_Py_TrueStruct : &_Py_FalseStruct);
 }
 
 PyObject* run(PyObject* /*self*/, PyObject* const* arguments, ptrdiff_t count) {
@@ -174,11 +196,9 @@ PyObject* find(PyObject* /*self*/, PyObject* const* arguments, ptrdiff_t count) 
 }  // namespace
 
 extern "C" HVD_EXPORT PyObject* PyInit__calls() {  // NOLINT(readability-identifier-naming): by which Python finds it
-  static PyMethodDef methods[] = {{"bind", bind, kFastCall, nullptr},
-                                  {"run", run, kFastCall, nullptr},
-                                  {"submit", submit, kFastCall, nullptr},
-                                  {"find", find, kFastCall, nullptr},
-                                  {}};
+  static PyMethodDef methods[] = {{"bind", bind, kFastCall, nullptr},     {"run", run, kFastCall, nullptr},
+                                  {"submit", submit, kFastCall, nullptr}, {"finish", finish, kFastCall, nullptr},
+                                  {"find", find, kFastCall, nullptr},     {}};
   static PyModuleDef module = {{1, nullptr}, nullptr, 0, nullptr, "_calls", nullptr, -1, methods};
   names = new Names;  // as long as the process
   return PyModule_Create2(&module, kLimitedApi);

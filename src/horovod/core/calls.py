@@ -8,6 +8,8 @@ longer time. Both free the GIL.
 status): the operation has failed if the handle is 0; else it is still to be waited for, and `unfinished` holds `keep`
 under (context, handle). It stays there if a signal handler's exception ends the caller: the engine may still write.
 `submit(context, entry, source, target, flags)`: the handle, or (code, 0, status).
+`finish(context, handle, operation)`: waits; True if the operation is done and has not failed. Then it is released, and
+its handle is None before a signal handler's exception can end the caller.
 `find(requests, tensor, *parts)`: the request of `requests` with the key (*parts, dtype, shape) of a tensor of PyTorch's
 that is dense host memory without any conversion; None for any other, and if there is none.
 """
@@ -20,7 +22,7 @@ from typing import Any, TypeAlias
 
 from horovod.core import native
 
-__all__ = ["Ended", "find", "forget", "run", "submit", "unfinished"]
+__all__ = ["Ended", "find", "finish", "forget", "run", "submit", "unfinished"]
 
 Ended: TypeAlias = tuple[int, int, bytes]
 
@@ -55,6 +57,15 @@ def _submit_by_ctypes(context: int, entry: int, source: int, target: int, flags:
     return (code, 0, bytes(scratch.status)) if code else handle.value
 
 
+def _finish_by_ctypes(context: int, handle: int, operation: Any) -> bool:
+    library = native.library()
+    is_done = bool(library.hvd_wait(context, handle, WAIT_SLICE_MS, native.scratch.status_address) == native.OK)
+    if is_done:
+        operation.handle = None
+        library.hvd_release(context, handle)
+    return is_done
+
+
 def _find(requests: dict[Any, Any], tensor: Any, *parts: Any) -> Any:
     try:
         if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg():
@@ -67,15 +78,13 @@ def _find(requests: dict[Any, Any], tensor: Any, *parts: Any) -> Any:
 try:
     from horovod.core import _calls
 except ImportError:  # PyPy, or a CPython without a GIL
-    run, submit, find = _run_by_ctypes, _submit_by_ctypes, _find
+    run, submit, finish, find = _run_by_ctypes, _submit_by_ctypes, _finish_by_ctypes, _find
 else:
-    run, submit, find = _calls.run, _calls.submit, _calls.find
+    run, submit, finish, find = _calls.run, _calls.submit, _calls.finish, _calls.find
 
 
 def bind(library: ctypes.CDLL) -> None:
     """Tells the extension where the library's functions are."""
     if run is not _run_by_ctypes:
-        run_entry, submit_entry = (
-            ctypes.cast(function, c_void_p).value or 0 for function in (library.hvd_run_entry, library.hvd_submit_entry)
-        )
-        _calls.bind(run_entry, submit_entry, unfinished)
+        functions = library.hvd_run_entry, library.hvd_submit_entry, library.hvd_wait, library.hvd_release
+        _calls.bind(unfinished, *(ctypes.cast(function, c_void_p).value or 0 for function in functions))

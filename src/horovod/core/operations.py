@@ -24,7 +24,7 @@ from ctypes import byref, c_int32, c_uint32, c_uint64, c_void_p
 from typing import Any, NamedTuple
 
 from horovod.core import native
-from horovod.core.calls import WAIT_SLICE_MS, run, submit, unfinished
+from horovod.core.calls import WAIT_SLICE_MS, finish, run, submit, unfinished
 from horovod.core.context import Context
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.gpus import StreamHandle
@@ -194,13 +194,23 @@ class Operation:
 
         `number`: the handle under which it stands in the table again if a signal handler raises meanwhile.
         """
-        context, handle = self.context, self.handle
+        context = self.context
+        handle: Any = self.handle
+        if handle is None:  # a signal handler's exception came between the end of the operation and that of this call
+            return self.value
         status = native.scratch.status_argument
         on_gpu = type(handle) is not c_uint64
-        wait = handle.waiter(context) if on_gpu else context.wait  # type: ignore[union-attr]
+        wait = handle.waiter(context) if on_gpu else context.wait
         deadline = None if limit is None else time.monotonic() + limit.seconds
         try:
-            code = wait(context.argument, handle, _slice_ms(deadline), status)
+            slice_ms = _slice_ms(deadline)
+            if not on_gpu and limit is None and self.collect is None:
+                if finish(context.pointer, handle.value, self):
+                    if _dropped:
+                        _forget_done()
+                    return self.value
+                slice_ms = 0  # it has waited; why it has ended is to be told
+            code = wait(context.argument, handle, slice_ms, status)
             if code == native.PENDING:
                 code = _wait_on(context, handle, wait, status, limit, deadline)
         except BaseException:
@@ -213,8 +223,8 @@ class Operation:
                 raise context.failure_of(code, native.scratch.status)
             return self.value if self.collect is None else self.collect(self)
         finally:
-            if on_gpu and not handle.has_ended(context):  # type: ignore[union-attr]
-                _launched.append((context, handle, (self.value, self.keep, self.collect)))  # type: ignore[arg-type]
+            if on_gpu and not handle.has_ended(context):
+                _launched.append((context, handle, (self.value, self.keep, self.collect)))
                 _forget_launched()
             else:
                 context.release(context.argument, handle)
@@ -230,6 +240,8 @@ class Operation:
     def done(self) -> bool:
         """True if wait() would return or raise at once. May run collectives on this thread."""
         context = self.context
+        if self.handle is None:
+            return True
         code = context.library.hvd_poll_launch(context.pointer, self.handle, native.scratch.status_address)
         return bool(code != native.PENDING)
 
