@@ -98,6 +98,8 @@ class Scratch:
             if (ROOT / name).is_file():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, folder / name)
+        for words in (["init", "-q"], ["add", "."]):  # some tests ask git for the tracked files
+            subprocess.run(["git", *words], cwd=folder, check=True)
 
     def build(self, tests: list[Test], sanitizer: str = "") -> None:
         build = self.build_folder(sanitizer)
