@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tools/cpu/check and tools/gpu/check share: steps, each a process with its own limit, and the record of them."""
+"""Steps, each a process with its own limit, and the record of them: for tools/cpu/check and tools/gpu/check."""
 
 from __future__ import annotations
 

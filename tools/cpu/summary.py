@@ -60,13 +60,10 @@ def draw(record: dict[str, Any]) -> str:
     colors = {peer: COLORS[number % len(COLORS)] for number, peer in enumerate(peers)}
     parts = []
     for number, (layout, rows) in enumerate(record["summary"].items()):
-        ranks, threads = layout.split("x")
         panel = Panel([row["bytes"] for row in rows], [us / 1e6 for row in rows for us in row["us"].values()])
         at = f"translate({number % COLUMNS * WIDTH},{number // COLUMNS * HEIGHT})"
-        parts += [
-            f'<g transform="{at}">',
-            *panel.axes(f"Time of one allreduce, {ranks} ranks with {threads} threads each"),
-        ]
+        title = f"Time of one allreduce, ranks x threads of each: {layout.replace('x', ' x ')}"
+        parts += [f'<g transform="{at}">', *panel.axes(title)]
         last = rows[-1]["us"]
         label = 0.0
         for peer in sorted(last, key=last.get, reverse=True):  # from above to below
