@@ -15,6 +15,7 @@ import json
 import math
 import statistics
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 360, 70, 120, 46, 44
@@ -34,33 +35,12 @@ def main() -> None:
     sizes = [row["bytes"] for row in record["rows"]]
     medians = {side: [statistics.median(row["seconds"][side]) for row in record["rows"]] for side in SIDES}
     every = [seconds for times in medians.values() for seconds in times]
-    low, high = math.floor(math.log10(min(every))), math.ceil(math.log10(max(every)))
-
-    def x(size: float) -> float:
-        part = math.log(size / sizes[0]) / math.log(sizes[-1] / sizes[0])
-        return LEFT + part * (WIDTH - LEFT - RIGHT)
-
-    def y(seconds: float) -> float:
-        return TOP + (high - math.log10(seconds)) / (high - low) * (HEIGHT - TOP - BOTTOM)
-
+    panel = Panel(sizes, every)
+    x, y = panel.x, panel.y
     title = f"Allreduce, {record['ranks']} ranks, shared memory, {record['machine']['processor']}: time of one call"
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}">',
-        '<g font-family="sans-serif" font-size="12">',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-        f'<text x="{LEFT}" y="22" font-size="14">{title}</text>',
-    ]
-    for exponent in range(low, high + 1):
-        at = y(10.0**exponent)
-        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}" stroke="#ddd"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{in_words(10.0**exponent)}</text>')
-    for size in sizes[::2]:
-        label = size_in_words(size)
-        parts.append(f'<text x="{x(size):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{label}</text>')
+    parts = panel.axes(title)
     for side, (name, color) in SIDES.items():
-        points = " ".join(f"{x(s):.1f},{y(t):.1f}" for s, t in zip(sizes, medians[side], strict=True))
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2.5"/>')
-        parts.append(f'<text x="{WIDTH - RIGHT + 8}" y="{y(medians[side][-1]) + 4:.1f}" fill="{color}">{name}</text>')
+        parts += panel.line(name, color, medians[side])
     step = steps["rows"][0]
     sharded = next(row for row in tools["rows"] if row["case"] == SHARDED)
     for row, size, sides in (step, step["bytes"], STEPS), (sharded, SHARDED_BYTES, SHARDED_STEPS):
@@ -68,7 +48,54 @@ def main() -> None:
             at_x, at_y = x(size), y(statistics.median(row["seconds"][side]))
             parts.append(f'<circle cx="{at_x:.1f}" cy="{at_y:.1f}" r="4.5" fill="{color}"/>')
             parts.append(f'<text x="{at_x - 9:.1f}" y="{at_y + 4:.1f}" text-anchor="end" fill="{color}">{name}</text>')
-    target.write_text("\n".join([*parts, "</g>", "</svg>", ""]))
+    target.write_text(picture(WIDTH, HEIGHT, parts))
+
+
+class Panel:
+    """Of WIDTH x HEIGHT: time in seconds by size in bytes, both axes logarithmic.
+
+    every: all times that it must show.
+    """
+
+    def __init__(self, sizes: Sequence[int], every: Sequence[float]) -> None:
+        self.sizes = sizes
+        self.low, self.high = math.floor(math.log10(min(every))), math.ceil(math.log10(max(every)))
+
+    def x(self, size: float) -> float:
+        part = math.log(size / self.sizes[0]) / math.log(self.sizes[-1] / self.sizes[0])
+        return LEFT + part * (WIDTH - LEFT - RIGHT)
+
+    def y(self, seconds: float) -> float:
+        return TOP + (self.high - math.log10(seconds)) / (self.high - self.low) * (HEIGHT - TOP - BOTTOM)
+
+    def axes(self, title: str) -> list[str]:
+        parts = [
+            f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+            f'<text x="{LEFT}" y="22" font-size="14">{title}</text>',
+        ]
+        for exponent in range(self.low, self.high + 1):
+            at = self.y(10.0**exponent)
+            parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}" stroke="#ddd"/>')
+            parts.append(f'<text x="{LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{in_words(10.0**exponent)}</text>')
+        for size in self.sizes[::2]:
+            label, at = size_in_words(size), self.x(size)
+            parts.append(f'<text x="{at:.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{label}</text>')
+        return parts
+
+    def line(self, name: str, color: str, times: Sequence[float], label_y: float | None = None) -> list[str]:
+        """A time of each size, and the name at its end, or at `label_y`."""
+        points = " ".join(f"{self.x(s):.1f},{self.y(t):.1f}" for s, t in zip(self.sizes, times, strict=True))
+        at = self.y(times[-1]) if label_y is None else label_y
+        return [
+            f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2.5"/>',
+            f'<text x="{WIDTH - RIGHT + 8}" y="{at + 4:.1f}" fill="{color}">{name}</text>',
+        ]
+
+
+def picture(width: int, height: int, parts: Sequence[str]) -> str:
+    """The whole file."""
+    begin = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">'
+    return "\n".join([begin, '<g font-family="sans-serif" font-size="12">', *parts, "</g>", "</svg>", ""])
 
 
 def in_words(seconds: float) -> str:

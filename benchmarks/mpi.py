@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -32,6 +31,7 @@ def main() -> int:
     parser.add_argument("--hosts", type=int, default=0, help="start one rank on each of so many hosts")
     parser.add_argument("--mpi", choices=("mpich", "openmpi", "openmpi4", "intel"), default="openmpi", help="by it")
     parser.add_argument("--json", metavar="FILE", help="write machine, commit, command and raw data to FILE")
+    parser.add_argument("--any-hop", action="store_true", help="write it even if the cache-line hop changed meanwhile")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     return run_rank(options) if options.rank or options.hosts == 0 else start(options)
@@ -62,26 +62,17 @@ def run_rank(options: argparse.Namespace) -> int:
 
     import horovod.core as hvd
     from horovod.bench.__main__ import size_bytes
-    from horovod.bench.paired import RATIO_NOTE, Buffers, measure, ratio
+    from horovod.bench.allreduce import by_size
     from horovod.bench.record import Session
     from horovod.world.mpi import library_name
 
-    session = Session(options.json, ("python", "benchmarks/mpi.py"))
+    session = Session(options.json, ("python", "benchmarks/mpi.py"), options.any_hop)
     comm = MPI.COMM_WORLD.Dup()
     session.begin(f"not wanted; {library_name(MPI)}")
-    session.print(f"{'bytes':>12} {'hvd us':>12} {'mpi4py us':>12} {'mpi4py/hvd':>11}")
-    for size in map(size_bytes, options.sizes.split(",")):
-        buffers = Buffers([size // 4])
-        (tensor,) = buffers.tensors
-        sides = {
-            "hvd": lambda: hvd.allreduce_(tensor, name=f"bench.{size}", op=hvd.Sum),  # noqa: B023
-            "mpi4py": lambda: comm.Allreduce(MPI.IN_PLACE, tensor, op=MPI.SUM),  # noqa: B023
-        }
-        row = {"bytes": size, **measure(buffers, sides, options.rounds, options.seconds)}
-        session.rows.append(row)
-        medians = [statistics.median(row["seconds"][side]) * 1e6 for side in sides]
-        session.print(f"{size:>12} {medians[0]:>12.1f} {medians[1]:>12.1f} {ratio(row['seconds'], 'mpi4py'):>11.2f}")
-    session.print(RATIO_NOTE)
+    peers = {"mpi4py": lambda tensor: comm.Allreduce(MPI.IN_PLACE, tensor, op=MPI.SUM)}
+    by_size(
+        session, [size_bytes(size) for size in options.sizes.split(",")], hvd, peers, options.rounds, options.seconds
+    )
     return session.end()
 
 

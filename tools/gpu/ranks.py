@@ -34,6 +34,9 @@ from typing import Any
 import frameworks
 import torch_distributed
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from values import wrong_values_of_torch  # noqa: E402
+
 STAND_IN = bool(os.environ.get("HVD_CHECK_STAND_IN"))
 LOST_LIMIT_S = 0.5 + 3.0 + 2.0  # noticed, ended, and time for this script itself
 OF_LOST = {"killed": "RankLostError", "failed": "DeviceLostError"}  # what the others are told
@@ -86,52 +89,10 @@ def tell(result: Any) -> None:
 # Steps, in a rank
 
 
-def wrong_values(hvd: Any, gpu: Any) -> list[str]:
-    """Small whole numbers, so that every order of additions gives the same in every dtype."""
-    import torch
-
-    rank, size, wrong = hvd.rank(), hvd.size(), []
-
-    def expect(what: str, seen: Any, wanted: Any) -> None:
-        if seen.cpu().double().tolist() != wanted.double().tolist():
-            wrong.append(f"{what}: expected {wanted.flatten()[:4].tolist()}, got {seen.cpu().flatten()[:4].tolist()}")
-
-    floats = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-    for dtype in (*floats, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
-        for count in (1, 1000, 300_000):
-            mine = [(torch.arange(count) % 5 + r + 1).to(dtype) for r in range(size)]
-            inputs = torch.stack(mine).double()
-            for op, wanted in (
-                ("Sum", inputs.sum(0)),
-                ("Average", inputs.mean(0) if size == 2 and dtype.is_floating_point else None),
-                ("Min", inputs.amin(0)),
-                ("Max", inputs.amax(0)),
-                ("Product", inputs.prod(0) if count == 1 else None),
-            ):
-                if wanted is not None:
-                    what = f"{op} {dtype} {count}"
-                    expect(what, hvd.allreduce(gpu.place(mine[rank]), op=getattr(hvd, op), name=what), wanted)
-        rows = [(torch.arange(3 * (r + 1)) % 7).reshape(-1, 3).to(dtype) + r for r in range(size)]
-        expect(f"allgather {dtype}", hvd.allgather(gpu.place(rows[rank]), name=f"g {dtype}"), torch.cat(rows))
-        expect(f"broadcast {dtype}", hvd.broadcast(gpu.place(rows[0] + rank), 1, name=f"b {dtype}"), rows[0] + 1)
-        parts = [[r + to for to in range(size)] for r in range(size)]
-        given = torch.full((sum(parts[rank]), 2), rank, dtype=dtype)
-        got, received = hvd.alltoall(gpu.place(given), splits=parts[rank], name=f"t {dtype}")
-        expect(
-            f"alltoall {dtype}", got, torch.cat([torch.full((parts[r][rank], 2), r, dtype=dtype) for r in range(size)])
-        )
-        uneven = [(torch.arange(2 * (size + 1)) % 3).reshape(-1, 2).to(dtype) + r for r in range(size)]
-        wanted = torch.tensor_split(torch.stack(uneven).double().sum(0), size)[rank]
-        expect(
-            f"reducescatter {dtype}", hvd.reducescatter(gpu.place(uneven[rank]), op=hvd.Sum, name=f"s {dtype}"), wanted
-        )
-    return wrong
-
-
 def operations(hvd: Any, gpu: Any) -> Any:
     import torch
 
-    wrong = wrong_values(hvd, gpu)
+    wrong = wrong_values_of_torch(hvd, gpu.place)
     # docs/gpu.md says what NCCL makes of these.
     nan, zero = torch.tensor([float("nan"), 1.0]), torch.tensor([0.0, -0.0])
     special = {

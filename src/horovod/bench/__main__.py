@@ -10,6 +10,7 @@ import sys
 
 from horovod.bench import allreduce, gradients, strategies
 from horovod.bench.allreduce import DEFAULT_SIZES
+from horovod.bench.record import ANY_HOP
 from horovod.settings import Settings
 from horovod.world.interpreter import python_command
 
@@ -47,6 +48,7 @@ def parser() -> argparse.ArgumentParser:
     old_ways.add_argument("--rounds", type=int, default=3, help="steps of each strategy, in turns (3)")
     old_ways.add_argument("--json", metavar="FILE", help="write machine, commit, command and raw data to FILE")
     old_ways.set_defaults(np=1)  # it is started on several hosts, by horovodrun
+    by_size.add_argument("--any-hop", action="store_true", help=ANY_HOP)
     for command in (by_size, one_step):
         command.add_argument("-np", "--np", type=int, default=2, help="ranks to start; ignored under horovodrun (2)")
         command.add_argument("--rounds", type=int, default=15, help="paired rounds (15)")

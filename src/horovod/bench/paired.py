@@ -41,7 +41,10 @@ def operations() -> Any:
 
 
 class Buffers:
-    """Float32 buffers as both sides get them: ordinary tensors if torch is there, else arrays."""
+    """Float32 buffers as both sides get them: ordinary tensors if torch is there, else arrays.
+
+    Each fill has other data than the one before, so that a result left there by an earlier call is a wrong one.
+    """
 
     def __init__(self, counts: Sequence[int]) -> None:
         self.tensors: list[Any]
@@ -54,14 +57,16 @@ class Buffers:
         else:
             self.tensors = [torch.empty(count) for count in counts]
             self._arrays = [tensor.numpy() for tensor in self.tensors]
+        self._added = 0  # on all ranks the same: they fill equally often
 
     def fill(self) -> None:
+        self._added = (self._added + 1) % 8
         for array in self._arrays:
-            array.fill(hvd.rank() + 1)
+            array.fill(hvd.rank() + 1 + self._added)
 
     def check(self, ends_only: bool) -> None:
         """Raises AssertionError if a sum over the ranks is wrong; looks at the buffers' ends alone, or at all."""
-        expected = hvd.size() * (hvd.size() + 1) / 2
+        expected = hvd.size() * (hvd.size() + 1) / 2 + hvd.size() * self._added
         for array in self._arrays:
             if array[0] != expected or array[-1] != expected or not (ends_only or np.all(array == expected)):
                 raise AssertionError(f"rank {hvd.rank()}: expected {expected} in all {array.size} elements")

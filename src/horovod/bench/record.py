@@ -24,18 +24,25 @@ from horovod import core as hvd
 from horovod.core.wording import counted
 from horovod.world.machine import machine
 
-__all__ = ["Session", "hop_changed", "write_record"]
+__all__ = ["ANY_HOP", "Session", "hop_changed", "write_record"]
 
 # Two measurements of one placement differ by less than this.
 _HOP_FACTOR = 1.5
 _WARM_UP_CALLS = 100
+ANY_HOP = "write the record even if the cache-line hop changed meanwhile"  # of a flag
 
 
 class Session:
-    """One run's output, on rank 0: the others print and write nothing. Joins the job."""
+    """One run's output, on rank 0: the others print and write nothing. Joins the job.
 
-    def __init__(self, path: str | None, program: Sequence[str] = ("python", "-m", "horovod.bench")) -> None:
+    any_hop: write the record even if the hop changed meanwhile.
+    """
+
+    def __init__(
+        self, path: str | None, program: Sequence[str] = ("python", "-m", "horovod.bench"), any_hop: bool = False
+    ) -> None:
         hvd.init()
+        self._any_hop = any_hop
         self._program = program
         self.rows: list[dict[str, Any]] = []
         self._path = path
@@ -64,7 +71,8 @@ class Session:
         if hvd.rank() != 0 or self._path is None:
             return 0
         # Ranks that take turns on cores have no fixed placement.
-        if hvd.local_size() <= len(os.sched_getaffinity(0)) and hop_changed(*hops):
+        is_placed = hvd.local_size() <= len(os.sched_getaffinity(0)) and not self._any_hop
+        if is_placed and hop_changed(*hops):
             print("the cache-line hop changed: no record is written\nhint: run it again", file=sys.stderr, flush=True)
             return 1
         facts = {"ranks": hvd.size(), "before": self._before, "after": after, "gloo": self._why_no_gloo}

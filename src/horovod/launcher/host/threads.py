@@ -10,7 +10,7 @@ from pathlib import Path
 
 from horovod.launcher.host.control_group import control_group
 
-__all__ = ["VARIABLE", "chosen_threads"]
+__all__ = ["VARIABLE", "chosen_threads", "usable_cores"]
 
 VARIABLE = "OMP_NUM_THREADS"
 
@@ -22,7 +22,12 @@ def chosen_threads(environment: Mapping[str, str], ranks: int, root: Path = Path
     """
     if ranks < 2 or environment.get(VARIABLE):
         return None
-    return max(1, int(min(len(os.sched_getaffinity(0)), _quota(root)) // ranks))
+    return max(1, usable_cores(root) // ranks)
+
+
+def usable_cores(root: Path = Path("/")) -> int:
+    """How many cores this process and its children may use at a time."""
+    return max(1, int(min(len(os.sched_getaffinity(0)), _quota(root))))
 
 
 def _quota(root: Path) -> float:
