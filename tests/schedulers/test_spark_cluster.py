@@ -104,8 +104,9 @@ def test_a_task_that_spark_starts_again_does_not_join(spark: Any, monkeypatch: p
     """As with dynamic allocation: tasks without a barrier are retried. The first cause stands."""
 
     class Plain(SparkJob):
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments[:-1], barrier=False)
+        def __init__(self, context: Any, number: int, size: int, barrier: bool, frame: Any) -> None:
+            assert barrier
+            super().__init__(context, number, size, False, frame)
 
     monkeypatch.setattr(connect, "SparkJob", Plain)
     assert len(run(look)) == 2
