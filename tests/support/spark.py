@@ -72,6 +72,7 @@ def connect_session(master: str, home: Path) -> Iterator[Any]:
     given = {"driver.memory": "1g", "ui.enabled": "false", "ui.showConsoleProgress": "false", "log.level": "OFF"}
     given |= {"local.dir": str(home), "sql.warehouse.dir": str(home / "warehouse")}
     arguments = " ".join(f"--conf spark.{name}={value}" for name, value in given.items())
+    _end_jvm()
     connect = {"SPARK_CONNECT_MODE_ENABLED": None, "SPARK_REMOTE": None, "SPARK_LOCAL_REMOTE": None}
     with (
         _variables(home),
@@ -82,6 +83,18 @@ def connect_session(master: str, home: Path) -> Iterator[Any]:
             yield spark
         finally:
             spark.stop()
+
+
+def _end_jvm() -> None:
+    """Of an earlier session in this process. It would keep what that session was configured with, such as GPUs."""
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway
+    if gateway is not None:
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+        gateway.proc.wait()
+        SparkContext._gateway = SparkContext._jvm = None
 
 
 class Watched(io.StringIO):
