@@ -20,7 +20,7 @@ from support.started import not_run
 
 # In the environment of every process that these tests start: others run jobs of this package beside them.
 MARK = "HVD_TESTS_OF"
-os.environ.setdefault(MARK, str(os.getpid()))  # a driver that a test starts imports this, too
+os.environ.setdefault(MARK, str(os.getpid()))  # a driver that a test starts has it already
 GONE_S = 6.0 + SLACK_S  # Spark ends a worker after 2 s, and its agent then ends the rank within 3 s
 
 
