@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws records as an SVG: time by size, both axes logarithmic.
 
-They are one of `python -m horovod.bench allreduce` beside Gloo, and for two dots each one of
-benchmarks/tensorflow_strategy.py and one of benchmarks/torch_distributed.py, whose step with FSDP2 is taken.
+They are one of `python -m horovod.bench allreduce` beside Gloo, two of benchmarks/mpi.py, and for two dots each one of
+benchmarks/tensorflow_strategy.py and one of benchmarks/torch_distributed.py, whose step with FSDP2 is taken. Only one
+MPI runs in a process, so each was measured beside this library in a run of its own. Its line is this library's line
+times the median ratio of that run.
 
-python benchmarks/chart.py benchmarks/records/allreduce-np2-shm.json benchmarks/records/tensorflow-strategy-np2.json \\
-    benchmarks/records/torch-distributed-np2.json docs/images/allreduce.svg
+python benchmarks/chart.py docs/images/allreduce.svg
 """
 
 from __future__ import annotations
@@ -17,9 +18,13 @@ import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+RECORDS = Path(__file__).resolve().parent / "records"
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 360, 70, 120, 46, 44
+LABEL = 15  # from one name at the end of a line to the next
 SIDES = {"hvd": ("this library", "#0b6e4f"), "gloo": ("Gloo", "#b5533c")}
+MPIS = {"mpi/shm-mpich": ("MPICH", "#8a6d00"), "mpi/shm-openmpi": ("Open MPI", "#2f5d9e")}
 STEPS = {
     "horovod": ("a TensorFlow step", "#0b6e4f"),
     "strategy": ("the step with MultiWorkerMirroredStrategy", "#7a4fa3"),
@@ -30,17 +35,19 @@ SHARDED_STEPS = {"hvd": ("a step with FSDP2", "#0b6e4f"), "gloo": ("the step on 
 
 
 def main() -> None:
-    *sources, target = map(Path, sys.argv[1:5])
-    record, steps, tools = (json.loads(source.read_text()) for source in sources)
+    target = Path(sys.argv[1])
+    record, steps, tools = map(recorded, ("allreduce-np2-shm", "tensorflow-strategy-np2", "torch-distributed-np2"))
     sizes = [row["bytes"] for row in record["rows"]]
     medians = {side: [statistics.median(row["seconds"][side]) for row in record["rows"]] for side in SIDES}
+    for name in MPIS:
+        ratios = [ratio(row["seconds"], "mpi4py") for row in recorded(name)["rows"]]
+        medians[name] = [ours * times for ours, times in zip(medians["hvd"], ratios, strict=True)]
     every = [seconds for times in medians.values() for seconds in times]
     panel = Panel(sizes, every)
     x, y = panel.x, panel.y
     title = f"Allreduce, {record['ranks']} ranks, shared memory, {record['machine']['processor']}: time of one call"
     parts = panel.axes(title)
-    for side, (name, color) in SIDES.items():
-        parts += panel.line(name, color, medians[side])
+    parts += panel.lines([(*named, medians[side]) for side, named in (SIDES | MPIS).items()])
     step = steps["rows"][0]
     sharded = next(row for row in tools["rows"] if row["case"] == SHARDED)
     for row, size, sides in (step, step["bytes"], STEPS), (sharded, SHARDED_BYTES, SHARDED_STEPS):
@@ -49,6 +56,15 @@ def main() -> None:
             parts.append(f'<circle cx="{at_x:.1f}" cy="{at_y:.1f}" r="4.5" fill="{color}"/>')
             parts.append(f'<text x="{at_x - 9:.1f}" y="{at_y + 4:.1f}" text-anchor="end" fill="{color}">{name}</text>')
     target.write_text(picture(WIDTH, HEIGHT, parts))
+
+
+def recorded(name: str) -> Any:
+    return json.loads((RECORDS / f"{name}.json").read_text())
+
+
+def ratio(seconds: dict[str, list[float]], peer: str) -> float:
+    """How many times as long the peer takes: the median of the rounds."""
+    return statistics.median(theirs / ours for theirs, ours in zip(seconds[peer], seconds["hvd"], strict=True))
 
 
 class Panel:
@@ -82,14 +98,16 @@ class Panel:
             parts.append(f'<text x="{at:.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{label}</text>')
         return parts
 
-    def line(self, name: str, color: str, times: Sequence[float], label_y: float | None = None) -> list[str]:
-        """A time of each size, and the name at its end, or at `label_y`."""
-        points = " ".join(f"{self.x(s):.1f},{self.y(t):.1f}" for s, t in zip(self.sizes, times, strict=True))
-        at = self.y(times[-1]) if label_y is None else label_y
-        return [
-            f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2.5"/>',
-            f'<text x="{WIDTH - RIGHT + 8}" y="{at + 4:.1f}" fill="{color}">{name}</text>',
-        ]
+    def lines(self, sides: Sequence[tuple[str, str, Sequence[float]]]) -> list[str]:
+        """Name, color and a time of each size, of each line. The names stand at the ends, one below the other."""
+        parts: list[str] = []
+        label = 0.0
+        for name, color, times in sorted(sides, key=lambda side: side[2][-1], reverse=True):
+            label = max(self.y(times[-1]), label + LABEL)
+            points = " ".join(f"{self.x(s):.1f},{self.y(t):.1f}" for s, t in zip(self.sizes, times, strict=True))
+            parts.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2.5"/>')
+            parts.append(f'<text x="{WIDTH - RIGHT + 8}" y="{label + 4:.1f}" fill="{color}">{name}</text>')
+        return parts
 
 
 def picture(width: int, height: int, parts: Sequence[str]) -> str:

@@ -6,7 +6,7 @@
     python benchmarks/mpi.py --hosts 2 --mpi mpich --sizes 1M,16M,64M --json record.json
 
 Both sum float32 in place. Ours also agrees with the other ranks on what runs, and can be left if a rank is lost. With
-`--over tcp`, ours goes over our own links. With `--hosts`, the program starts itself: one rank on each of so many
+`--over tcp`, ours goes over our own links; with `--over shm`, through our shared memory. With `--hosts`, the program starts itself: one rank on each of so many
 hosts, which are namespaces of this machine (tests/support/cluster.py; needs root, and `make install-mpi`).
 """
 
@@ -27,7 +27,7 @@ def main() -> int:
     parser.add_argument("--sizes", default="1M,16M,64M", help="bytes, separated by commas")
     parser.add_argument("--rounds", type=int, default=15, help="paired rounds (15)")
     parser.add_argument("--seconds", type=float, default=0.2, help="time to aim at for one side of a round (0.2)")
-    parser.add_argument("--over", choices=("mpi", "tcp"), default="mpi", help="what carries our data (mpi)")
+    parser.add_argument("--over", choices=("mpi", "tcp", "shm"), default="mpi", help="what carries our data (mpi)")
     parser.add_argument("--hosts", type=int, default=0, help="start one rank on each of so many hosts")
     parser.add_argument("--mpi", choices=("mpich", "openmpi", "openmpi4", "intel"), default="openmpi", help="by it")
     parser.add_argument("--json", metavar="FILE", help="write machine, commit, command and raw data to FILE")
@@ -57,7 +57,10 @@ def start(options: argparse.Namespace) -> int:
 
 
 def run_rank(options: argparse.Namespace) -> int:
-    os.environ["HOROVOD_CPU_OPERATIONS"] = options.over
+    if options.over == "shm":
+        os.environ["HOROVOD_TRANSPORT"] = "shm"
+    else:
+        os.environ["HOROVOD_CPU_OPERATIONS"] = options.over
     from mpi4py import MPI
 
     import horovod.core as hvd

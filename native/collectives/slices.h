@@ -97,19 +97,25 @@ inline Share share_of(int64_t count, int members, int index, int64_t unit) {
   return {begin, std::min(count - begin, each)};
 }
 
+// Calls piece_of(piece, share) for shares of `count` elements, which helpers (null: none) take, too.
+template <class PieceOf>
+void for_shares(Helpers* helpers, int64_t count, size_t element_bytes, const PieceOf& piece_of) {
+  if (count <= 0) return;
+  if (helpers == nullptr) return piece_of(0, Share{0, count});
+  const int pieces = helpers->pieces_of(static_cast<size_t>(count) * element_bytes);
+  const auto unit = static_cast<int64_t>(std::max(kCacheLineBytes / element_bytes, size_t{1}));
+  helpers->run(pieces, [&](int piece) { piece_of(piece, share_of(count, pieces, piece, unit)); });
+}
+
 template <class Visit>
 void SliceList::for_range_shared(Helpers* helpers, int64_t begin, int64_t count, Visit visit) const {
-  const auto piece_of = [&](int piece, Share part) {
+  for_shares(helpers, count, element_bytes_, [&](int piece, Share part) {
     const size_t skipped = static_cast<size_t>(part.begin) * element_bytes_;
     for_range(begin + part.begin, part.count,
               [&](const std::byte* input, std::byte* output, size_t offset, int64_t length) {
                 visit(piece, input, output, skipped + offset, length);
               });
-  };
-  if (helpers == nullptr || count <= 0) return piece_of(0, {0, count});
-  const int pieces = helpers->pieces_of(static_cast<size_t>(count) * element_bytes_);
-  const auto unit = static_cast<int64_t>(std::max(kCacheLineBytes / element_bytes_, size_t{1}));
-  helpers->run(pieces, [&](int piece) { piece_of(piece, share_of(count, pieces, piece, unit)); });
+  });
 }
 
 }  // namespace hvd

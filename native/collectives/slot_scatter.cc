@@ -51,7 +51,7 @@ Status tiny_reducescatter(SlotRing& ring, const Kernels& kernels, std::span<cons
 }
 
 Status slot_reducescatter(SlotRing& ring, const Kernels& kernels, std::span<const std::vector<Slice>> parts,
-                          const Reduction& reduction, bool stream) {
+                          const Reduction& reduction, bool stream, Helpers* helpers) {
   const int64_t element_bytes = static_cast<int64_t>(element_size(reduction.dtype));
   const int64_t section_bytes = section_bytes_of(ring);
   const int64_t section_elements = section_bytes / element_bytes;
@@ -66,7 +66,9 @@ Status slot_reducescatter(SlotRing& ring, const Kernels& kernels, std::span<cons
   const auto elements = [&](const SliceList& list, int64_t k) {
     return std::min(section_elements, list.count() - k * section_elements);
   };
-  const std::byte** const sources = ring.payloads();
+  const auto members = static_cast<size_t>(ring.size());
+  const size_t pieces = helpers == nullptr ? 1 : static_cast<size_t>(helpers->most_pieces());
+  std::vector<const std::byte*> sources(members * pieces);
   // A chunk is folded one turn after it was filled, so that the peers have time to fill theirs.
   for (int64_t k = 0; k < chunks + 1; ++k) {
     const uint32_t chunk = ring.next_chunk() + static_cast<uint32_t>(k);
@@ -77,23 +79,26 @@ Status slot_reducescatter(SlotRing& ring, const Kernels& kernels, std::span<cons
         const int to = (ring.member() + step) % ring.size();
         const SliceList& list = lists[static_cast<size_t>(to)];
         std::byte* const section = slot + to * section_bytes;
-        list.for_range(k * section_elements, elements(list, k),
-                       [&](const std::byte* input, std::byte*, size_t offset, int64_t count) {
-                         kernels.copy(section + offset, input, static_cast<size_t>(count * element_bytes), stream);
-                       });
+        list.for_range_shared(helpers, k * section_elements, elements(list, k),
+                              [&](int, const std::byte* input, std::byte*, size_t offset, int64_t count) {
+                                kernels.copy(section + offset, input, static_cast<size_t>(count * element_bytes),
+                                             stream);
+                              });
       }
       ring.publish_filled(chunk);
     }
     if (k == 0) continue;
     if (!ring.wait_all_filled(chunk - 1)) return ring.interrupted("reducescatter");
-    own.for_range((k - 1) * section_elements, elements(own, k - 1),
-                  [&](const std::byte* input, std::byte* output, size_t offset, int64_t count) {
-                    for (int m = 0; m < ring.size(); ++m) {
-                      const std::byte* const section = ring.input_slot(m, chunk - 1) + ring.member() * section_bytes;
-                      sources[m] = m == ring.member() ? input : section + offset;
-                    }
-                    kernels.fold(reduction, {sources, static_cast<size_t>(ring.size())}, count, {output});
-                  });
+    own.for_range_shared(
+        helpers, (k - 1) * section_elements, elements(own, k - 1),
+        [&](int piece, const std::byte* input, std::byte* output, size_t offset, int64_t count) {
+          const std::span of_piece = std::span(sources).subspan(static_cast<size_t>(piece) * members, members);
+          for (int m = 0; m < ring.size(); ++m) {
+            const std::byte* const section = ring.input_slot(m, chunk - 1) + ring.member() * section_bytes;
+            of_piece[static_cast<size_t>(m)] = m == ring.member() ? input : section + offset;
+          }
+          kernels.fold(reduction, of_piece, count, {output});
+        });
     ring.publish_consumed(chunk - 1);
   }
   ring.finish(static_cast<uint32_t>(chunks));
@@ -101,11 +106,16 @@ Status slot_reducescatter(SlotRing& ring, const Kernels& kernels, std::span<cons
 }
 
 Status slot_alltoall(SlotRing& ring, const Kernels& kernels, const void* mine, std::span<const int64_t> bytes,
-                     void* all, bool stream) {
+                     void* all, bool stream, Helpers* helpers) {
   const int size = ring.size(), member = ring.member();
   const int64_t section_bytes = section_bytes_of(ring);
   const auto between = [&](int source, int destination) {
     return bytes[static_cast<size_t>(source) * static_cast<size_t>(size) + static_cast<size_t>(destination)];
+  };
+  const auto copy = [&](std::byte* to, const std::byte* from, int64_t length, bool past_caches) {
+    for_shares(helpers, length, 1, [&](int, Share part) {
+      kernels.copy(to + part.begin, from + part.begin, static_cast<size_t>(part.count), past_caches);
+    });
   };
   std::vector<const std::byte*> inputs(static_cast<size_t>(size));
   std::vector<std::byte*> outputs(static_cast<size_t>(size));
@@ -132,14 +142,12 @@ Status slot_alltoall(SlotRing& ring, const Kernels& kernels, const void* mine, s
         const int to = (member + step) % size;
         const int64_t length = std::min(section_bytes, between(member, to) - begin);
         if (length <= 0) continue;
-        kernels.copy(slot + to * section_bytes, inputs[static_cast<size_t>(to)] + begin, static_cast<size_t>(length),
-                     stream);
+        copy(slot + to * section_bytes, inputs[static_cast<size_t>(to)] + begin, length, stream);
       }
       ring.publish_filled(chunk);
     }
     if (k == 0) {
-      kernels.copy(outputs[static_cast<size_t>(member)], inputs[static_cast<size_t>(member)],
-                   static_cast<size_t>(between(member, member)), false);
+      copy(outputs[static_cast<size_t>(member)], inputs[static_cast<size_t>(member)], between(member, member), false);
       continue;
     }
     const int64_t read = begin - section_bytes;
@@ -148,8 +156,8 @@ Status slot_alltoall(SlotRing& ring, const Kernels& kernels, const void* mine, s
       const int64_t length = std::min(section_bytes, between(from, member) - read);
       if (length <= 0) continue;
       if (!ring.wait_filled(from, chunk - 1)) return ring.interrupted("alltoall");
-      kernels.copy(outputs[static_cast<size_t>(from)] + read, ring.input_slot(from, chunk - 1) + member * section_bytes,
-                   static_cast<size_t>(length), false);
+      copy(outputs[static_cast<size_t>(from)] + read, ring.input_slot(from, chunk - 1) + member * section_bytes, length,
+           false);
     }
     ring.publish_consumed(chunk - 1);
   }

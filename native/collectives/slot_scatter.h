@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "collectives/communicator.h"
+#include "reduction/helpers.h"
 #include "reduction/kernels.h"
 #include "transport/shm/slot_ring.h"
 
@@ -22,8 +23,8 @@ namespace hvd {
 Status tiny_reducescatter(SlotRing& ring, const Kernels& kernels, std::span<const std::vector<Slice>> parts,
                           const Reduction& reduction);
 Status slot_reducescatter(SlotRing& ring, const Kernels& kernels, std::span<const std::vector<Slice>> parts,
-                          const Reduction& reduction, bool stream);
+                          const Reduction& reduction, bool stream, Helpers* helpers = nullptr);
 Status slot_alltoall(SlotRing& ring, const Kernels& kernels, const void* mine, std::span<const int64_t> bytes,
-                     void* all, bool stream);
+                     void* all, bool stream, Helpers* helpers = nullptr);
 
 }  // namespace hvd

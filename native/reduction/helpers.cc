@@ -8,7 +8,6 @@
 #include <bit>
 #include <system_error>
 
-#include "platform/clock.h"
 #include "platform/float_state.h"
 #include "platform/futex.h"
 #include "platform/wait.h"
@@ -82,10 +81,10 @@ void Helpers::end() {
   is_helped_ = false;
 }
 
-uint64_t Helpers::begin_part() const { return in_trial() ? now_ns() : 0; }
+uint64_t Helpers::begin_part() const { return in_trial() ? clock_() : 0; }
 
 void Helpers::end_part(uint64_t begin_ns) {
-  if (in_trial()) worked_ns_ += now_ns() - begin_ns;
+  if (in_trial()) worked_ns_ += clock_() - begin_ns;
 }
 
 int Helpers::pieces_of(size_t bytes) const {

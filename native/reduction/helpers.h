@@ -18,11 +18,14 @@
 #include <thread>
 #include <vector>
 
+#include "platform/clock.h"
+
 namespace hvd {
 
 class Helpers {
  public:
-  explicit Helpers(int threads) : wanted_(threads) {}
+  using Clock = uint64_t (*)();  // ns
+  explicit Helpers(int threads, Clock clock = now_ns) : wanted_(threads), clock_(clock) {}
   ~Helpers();
   Helpers(const Helpers&) = delete;
   Helpers& operator=(const Helpers&) = delete;
@@ -89,6 +92,7 @@ class Helpers {
 
   static constexpr int kSizes = 16;
   const int wanted_;
+  const Clock clock_;
   bool always_ = false;
   std::atomic<bool> allowed_{false};
   std::vector<std::thread> threads_;

@@ -80,7 +80,7 @@ Status parse_settings(const hvd_setting* settings, uint32_t count, EngineSetting
       {"lost_timeout_ms", [&](auto& text) { return parse_integer(text, &out->lost_timeout_ms); }},
       {"fault_point", [](auto& text) { return arm_fault_point(text); }},
       {"instruction_set", [&](auto& text) { return parse_instruction_set(text, &out->instruction_set); }},
-      {"helper_threads", [&](auto& text) { return parse_integer(text, &helper_threads); }},
+      {"helper_threads", [&](auto& text) { return parse_integer(text, &helper_threads) && helper_threads <= 256; }},
       {"omp_threads", [&](auto& text) { return parse_integer(text, &out->omp_threads); }},
       {"transport", [&](auto& text) { return !(out->communicator = text).empty(); }},
       {"cuda_library", [&](auto& text) { return out->cuda_library = text, true; }},
@@ -108,7 +108,7 @@ Status parse_settings(const hvd_setting* settings, uint32_t count, EngineSetting
   }
   out->groups_apart = groups_apart != 0;
   out->log_time = log_time != 0;
-  out->helper_threads = helper_threads < INT32_MAX ? static_cast<int>(helper_threads) : -1;
+  if (helper_threads != UINT64_MAX) out->helper_threads = static_cast<int>(helper_threads);
   out->engine_cpu = engine_cpu < INT32_MAX ? static_cast<int>(engine_cpu) : -1;
   return {};
 }

@@ -26,12 +26,20 @@ ptrdiff_t threads_of_process() {
   return std::distance(std::filesystem::directory_iterator("/proc/self/task"), std::filesystem::directory_iterator());
 }
 
-// Whether helpers take part in an operation in which each piece calls `work`.
-template <class Work>
-bool is_helped(Helpers& helpers, const Work& work) {
+// A clock that only work moves: who gets a core when does not matter to what is decided.
+std::atomic<uint64_t> worked_ns{0};
+uint64_t work_clock() { return worked_ns.load(); }
+
+uint64_t shared(int pieces) { return 4'000'000 / static_cast<uint64_t>(pieces); }
+uint64_t contended(int pieces) { return 1'000'000 * static_cast<uint64_t>(pieces); }
+
+// Whether helpers take part in an operation whose pieces, side by side, take `time_of(pieces)`.
+bool is_helped(Helpers& helpers, uint64_t (*time_of)(int)) {
   const Helpers::Operation operation(&helpers, kLarge);
   const int pieces = helpers.pieces_of(kLarge);
-  helpers.run(pieces, [&](int) { work(pieces); });
+  helpers.run(pieces, [&](int piece) {
+    if (piece == 0) worked_ns += time_of(pieces);
+  });
   return pieces > 1;
 }
 
@@ -63,7 +71,7 @@ TEST(every_piece_runs_once) {
 TEST(no_thread_starts_without_a_caller_that_waits) {
   const ptrdiff_t before = threads_of_process();
   Helpers helpers(2);
-  for (int i = 0; i < 2 * kTrial; ++i) EXPECT(!is_helped(helpers, [](int) {}));
+  for (int i = 0; i < 2 * kTrial; ++i) EXPECT(!is_helped(helpers, shared));
   EXPECT(threads_of_process() == before);
   helpers.allow(true);
   const Helpers::Operation small(&helpers, 1000);
@@ -71,10 +79,8 @@ TEST(no_thread_starts_without_a_caller_that_waits) {
 }
 
 TEST(helpers_help_where_that_is_faster) {
-  Helpers helpers(1);
+  Helpers helpers(1, work_clock);
   helpers.allow(true);
-  // The whole takes 4 ms: two threads sleep for half as long as one.
-  const auto shared = [](int pieces) { sleep_us(4000 / pieces); };
   for (int i = 0; i < kTrial; ++i) EXPECT(is_helped(helpers, shared) == (i % 2 == 1));
   EXPECT(is_helped(helpers, shared));
   helpers.allow(false);
@@ -82,15 +88,13 @@ TEST(helpers_help_where_that_is_faster) {
 }
 
 TEST(helpers_do_not_help_where_that_is_slower) {
-  Helpers helpers(1);
+  Helpers helpers(1, work_clock);
   helpers.allow(true);
-  const auto contended = [](int pieces) { sleep_us(1000 * pieces); };
   for (int i = 0; i < kTrial; ++i) EXPECT(is_helped(helpers, contended) == (i % 2 == 1));
   int helped = 0;
   for (int i = kTrial; i < 64; ++i) helped += is_helped(helpers, contended);
   EXPECT(helped == 0);
   // Tried again, in the next period: the cores may be idle by then.
-  const auto shared = [](int pieces) { sleep_us(4000 / pieces); };
   for (int i = 0; i < kTrial; ++i) EXPECT(is_helped(helpers, shared) == (i % 2 == 1));
   EXPECT(is_helped(helpers, shared));
 }
@@ -100,7 +104,7 @@ TEST(threads_end_with_their_helpers) {
   for (int i = 0; i < 200; ++i) {
     Helpers helpers(2);
     helpers.always_help();
-    for (int operations = 0; operations < i % 3; ++operations) is_helped(helpers, [](int) {});
+    for (int operations = 0; operations < i % 3; ++operations) is_helped(helpers, shared);
   }
   EXPECT(threads_of_process() == before);
 }

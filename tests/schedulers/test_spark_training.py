@@ -275,7 +275,7 @@ def test_keras_with_a_compiled_model_a_schedule_callbacks_and_a_checkpoint_of_th
     model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", metrics=["mae"])
     first = fit_keras(store, model, run_id="c", backend=backend)
     assert isinstance(first, KerasModel) and set(first.getHistory()) == {"loss", "mae"}
-    assert backend.env == {"LIBHDFS_OPTS": "-Xms2048m -Xmx2048m"}
+    assert backend.env == {"KERAS_BACKEND": "tensorflow", "LIBHDFS_OPTS": "-Xms2048m -Xmx2048m"}
     again = fit_keras(store, model, run_id="c", epochs=1)
     assert again.getHistory()["loss"][0] < first.getHistory()["loss"][0]
     assert int(again.getModel().optimizer.iterations.numpy()) == 3 * 8

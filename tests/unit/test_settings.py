@@ -57,6 +57,7 @@ def test_an_empty_variable_is_an_unset_one() -> None:
         ("HOROVOD_PRETEND_HOSTS", "2,0", "whole numbers, 1 or more, with commas between"),
         ("HOROVOD_STALL_CHECK_DISABLE", "maybe", "0 or 1"),
         ("HOROVOD_SIZE", "0", "a whole number, 1 or more"),
+        ("HOROVOD_HELPER_THREADS", "257", "a whole number from 0 to 256"),
         ("HOROVOD_START_TIMEOUT", "0", "a number, 0.1 or more"),
         ("HOROVOD_LOG_LEVEL", "loud", "one of trace, debug"),
     ],

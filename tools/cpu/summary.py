@@ -16,7 +16,6 @@ from chart import HEIGHT, WIDTH, Panel, picture  # noqa: E402
 COLUMNS = 2
 OURS = "Horovod"
 COLORS = ("#0b6e4f", "#b5533c", "#7a4fa3", "#2b6cb0", "#8a6d00", "#555555")
-LABEL = 16  # between two lines of text
 
 
 def summary(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -64,11 +63,7 @@ def draw(record: dict[str, Any]) -> str:
         at = f"translate({number % COLUMNS * WIDTH},{number // COLUMNS * HEIGHT})"
         title = f"Time of one allreduce, ranks x threads of each: {layout.replace('x', ' x ')}"
         parts += [f'<g transform="{at}">', *panel.axes(title)]
-        last = rows[-1]["us"]
-        label = 0.0
-        for peer in sorted(last, key=last.get, reverse=True):  # from above to below
-            label = max(panel.y(last[peer] / 1e6), label + LABEL)
-            parts += panel.line(peer, colors[peer], [row["us"][peer] / 1e6 for row in rows], label)
+        parts += panel.lines([(peer, colors[peer], [row["us"][peer] / 1e6 for row in rows]) for peer in rows[-1]["us"]])
         parts.append("</g>")
     panels = len(record["summary"])
     return picture(min(panels, COLUMNS) * WIDTH, -(-panels // COLUMNS) * HEIGHT, parts)

@@ -25,6 +25,7 @@ html_theme_options = {"top_of_page_buttons": ["view"]}
 html_static_path = [str(HERE / "static")]
 html_css_files = ["site.css"]
 templates_path = [str(HERE / "templates")]
+html_search_scorer = str(HERE / "scorer.js")
 html_copy_source = False  # tools/site writes page.md beside page.html
 html_domain_indices = False
 html_show_copyright = False

@@ -3,6 +3,7 @@
 // stores are chosen by timing both (store_choice.h).
 #include <algorithm>
 #include <bit>
+#include <numeric>
 #include <string>
 
 #include "collectives/slot_allreduce.h"
@@ -93,13 +94,14 @@ class Shm final : public Communicator {
     const FloatState state;
     if (bytes <= kTinyBytes) return tiny_reducescatter(ring_, kernels_, parts, reduction);
     if (!measure_now_and_then(bytes)) return ring_.interrupted("reducescatter");
-    return slot_reducescatter(ring_, kernels_, parts, reduction, streams(bytes) && bytes >= kStreamOneShotBytes);
+    const Helpers::Operation helped(helpers(), bytes);
+    return slot_reducescatter(ring_, kernels_, parts, reduction, streams(bytes) && bytes >= kStreamOneShotBytes,
+                              helpers());
   }
   Status alltoall(const void* mine, std::span<const int64_t> bytes, void* all) override {
-    int64_t total = 0;
-    for (int64_t part : bytes) total += part;
-    return slot_alltoall(ring_, kernels_, mine, bytes, all,
-                         static_cast<size_t>(total) >= kLargeBytes && streams(static_cast<size_t>(total)));
+    const auto total = static_cast<size_t>(std::accumulate(bytes.begin(), bytes.end(), int64_t{0}));
+    const Helpers::Operation helped(helpers(), total);
+    return slot_alltoall(ring_, kernels_, mine, bytes, all, total >= kLargeBytes && streams(total), helpers());
   }
   Status barrier() override { return slot_barrier(ring_); }
 

@@ -58,16 +58,16 @@ class Row:
     choices: tuple[str, ...] = ()
 
 
-def integer(least: int) -> tuple[Parse, str]:
+def integer(least: int, most: int | None = None) -> tuple[Parse, str]:
     """A whole number. Each kind is a parser, which raises ValueError, and what it expects, in words."""
 
     def parse(text: str) -> int:
         value = int(text)
-        if value < least:
+        if value < least or (most is not None and value > most):
             raise ValueError(text)
         return value
 
-    return parse, f"a whole number, {least} or more"
+    return parse, f"a whole number, {least} or more" if most is None else f"a whole number from {least} to {most}"
 
 
 def port() -> tuple[Parse, str]:

@@ -88,7 +88,7 @@ class Settings(GpuSettings, EndSettings, PlatformSettings, ElasticSettings, Trai
     )
     helper_threads: int | None = setting(
         "HOROVOD_HELPER_THREADS",
-        kinds.integer(0),
+        kinds.integer(0, 256),
         None,
         "Threads that help each rank to copy and add large tensors in shared memory while a thread of the rank waits. "
         "Without it, one fewer than the cores a rank may use (or OMP_NUM_THREADS, if that is less), 7 at most.",
