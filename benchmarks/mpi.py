@@ -6,8 +6,9 @@
     python benchmarks/mpi.py --hosts 2 --mpi mpich --sizes 1M,16M,64M --json record.json
 
 Both sum float32 in place. Ours also agrees with the other ranks on what runs, and can be left if a rank is lost. With
-`--over tcp`, ours goes over our own links; with `--over shm`, through our shared memory. With `--hosts`, the program starts itself: one rank on each of so many
-hosts, which are namespaces of this machine (tests/support/cluster.py; needs root, and `make install-mpi`).
+`--over tcp`, ours goes over our own links; with `--over shm`, through our shared memory. With `--hosts`, the program
+starts itself: one rank on each of so many hosts, which are namespaces of this machine (tests/support/cluster.py; needs
+root, and `make install-mpi`).
 """
 
 from __future__ import annotations

@@ -41,6 +41,8 @@ struct Names {
   PyObject* dtype = PyUnicode_InternFromString("dtype");
   PyObject* shape = PyUnicode_InternFromString("shape");
   PyObject* handle = PyUnicode_InternFromString("handle");
+  PyObject* entry = PyUnicode_InternFromString("entry");
+  PyObject* data_ptr = PyUnicode_InternFromString("data_ptr");
 };
 const Names* names;
 
@@ -168,37 +170,64 @@ bool is_plain(PyObject* tensor) {
          is(PyObject_CallMethodObjArgs(tensor, names->is_neg, nullptr), _Py_FalseStruct);
 }
 
+// Null if there is none, or for any error: the long way says what is wrong.
+PyObject* request_of(PyObject* requests, PyObject* tensor, PyObject* const* parts, ptrdiff_t count) {
+  PyObject* found = nullptr;
+  if (is_plain(tensor)) {
+    const Reference key(PyTuple_New(count + 2));
+    if (key.get() != nullptr) {
+      for (ptrdiff_t part = 0; part < count; ++part) PyTuple_SetItem(key.get(), part, given(parts[part]));
+      PyObject* const dtype = PyObject_GetAttr(tensor, names->dtype);
+      PyTuple_SetItem(key.get(), count, dtype);
+      PyObject* const shape = dtype == nullptr ? nullptr : PyObject_GetAttr(tensor, names->shape);
+      PyTuple_SetItem(key.get(), count + 1, shape);
+      if (shape != nullptr) found = PyDict_GetItemWithError(requests, key.get());
+    }
+  }
+  if (found == nullptr) {
+    PyErr_Clear();
+    return nullptr;
+  }
+  return given(found);
+}
+
 // (requests, tensor, *parts)
 PyObject* find(PyObject* /*self*/, PyObject* const* arguments, ptrdiff_t count) {
   if (count < 2) {
     PyErr_SetString(PyExc_TypeError, "find(requests, tensor, *parts)");
     return nullptr;
   }
-  PyObject *const requests = arguments[0], *const tensor = arguments[1];
-  PyObject* found = nullptr;
-  if (is_plain(tensor)) {
-    const Reference key(PyTuple_New(count));
-    if (key.get() == nullptr) return nullptr;
-    for (ptrdiff_t part = 2; part < count; ++part) PyTuple_SetItem(key.get(), part - 2, given(arguments[part]));
-    PyObject* const dtype = PyObject_GetAttr(tensor, names->dtype);
-    PyTuple_SetItem(key.get(), count - 2, dtype);
-    PyObject* const shape = dtype == nullptr ? nullptr : PyObject_GetAttr(tensor, names->shape);
-    PyTuple_SetItem(key.get(), count - 1, shape);
-    if (shape != nullptr) found = PyDict_GetItemWithError(requests, key.get());
+  PyObject* const found = request_of(arguments[0], arguments[1], arguments + 2, count - 2);
+  return found == nullptr ? given(&_Py_NoneStruct) : found;
+}
+
+// (requests, tensor, context, *parts)
+PyObject* run_known(PyObject* /*self*/, PyObject* const* arguments, ptrdiff_t count) {
+  if (count < 3) {
+    PyErr_SetString(PyExc_TypeError, "run_known(requests, tensor, context, *parts)");
+    return nullptr;
   }
-  if (found == nullptr) {
-    PyErr_Clear();  // the long way says what is wrong
-    found = &_Py_NoneStruct;
-  }
-  return given(found);
+  PyObject* const tensor = arguments[1];
+  const Reference request(request_of(arguments[0], tensor, arguments + 3, count - 3));
+  if (request.get() == nullptr) return given(&_Py_FalseStruct);
+  const Reference entry(PyObject_GetAttr(request.get(), names->entry));
+  if (entry.get() == nullptr) return nullptr;
+  const Reference address(PyObject_CallMethodObjArgs(tensor, names->data_ptr, nullptr));
+  if (address.get() == nullptr) return nullptr;
+  PyObject* const given_to_run[] = {arguments[2], entry.get(), address.get(), address.get(), tensor};
+  return run(nullptr, given_to_run, 5);
 }
 
 }  // namespace
 
 extern "C" HVD_EXPORT PyObject* PyInit__calls() {  // NOLINT(readability-identifier-naming): by which Python finds it
-  static PyMethodDef methods[] = {{"bind", bind, kFastCall, nullptr},     {"run", run, kFastCall, nullptr},
-                                  {"submit", submit, kFastCall, nullptr}, {"finish", finish, kFastCall, nullptr},
-                                  {"find", find, kFastCall, nullptr},     {}};
+  static PyMethodDef methods[] = {{"bind", bind, kFastCall, nullptr},
+                                  {"run", run, kFastCall, nullptr},
+                                  {"submit", submit, kFastCall, nullptr},
+                                  {"finish", finish, kFastCall, nullptr},
+                                  {"find", find, kFastCall, nullptr},
+                                  {"run_known", run_known, kFastCall, nullptr},
+                                  {}};
   static PyModuleDef module = {{1, nullptr}, nullptr, 0, nullptr, "_calls", nullptr, -1, methods};
   names = new Names;  // as long as the process
   return PyModule_Create2(&module, kLimitedApi);

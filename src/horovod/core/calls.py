@@ -12,6 +12,7 @@ under (context, handle). It stays there if a signal handler's exception ends the
 its handle is None before a signal handler's exception can end the caller.
 `find(requests, tensor, *parts)`: the request of `requests` with the key (*parts, dtype, shape) of a tensor of PyTorch's
 that is dense host memory without any conversion; None for any other, and if there is none.
+`run_known(requests, tensor, context, *parts)`: `run` in place with what `find` gives; False if there is none.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any, TypeAlias
 
 from horovod.core import native
 
-__all__ = ["Ended", "find", "finish", "forget", "run", "submit", "unfinished"]
+__all__ = ["Ended", "find", "finish", "forget", "run", "run_known", "submit", "unfinished"]
 
 Ended: TypeAlias = tuple[int, int, bytes]
 
@@ -75,12 +76,22 @@ def _find(requests: dict[Any, Any], tensor: Any, *parts: Any) -> Any:
     return None
 
 
+def _run_known(requests: dict[Any, Any], tensor: Any, context: int, *parts: Any) -> Ended | None | bool:
+    request = _find(requests, tensor, *parts)
+    if request is None:
+        return False
+    address = tensor.data_ptr()
+    return run(context, request.entry, address, address, tensor)
+
+
 try:
     from horovod.core import _calls
 except ImportError:  # PyPy, or a CPython without a GIL
     run, submit, finish, find = _run_by_ctypes, _submit_by_ctypes, _finish_by_ctypes, _find
+    run_known = _run_known
 else:
     run, submit, finish, find = _calls.run, _calls.submit, _calls.finish, _calls.find
+    run_known = _calls.run_known
 
 
 def bind(library: ctypes.CDLL) -> None:

@@ -22,6 +22,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 from horovod.core import context as contexts
 from horovod.core import native
+from horovod.core.calls import Ended
 from horovod.core.context import LOCAL_ERRORS, Context
 from horovod.core.exceptions import HorovodInternalError, InvalidRequestError, OutOfMemoryError, text_of
 from horovod.core.gpus import OnGpu, for_result, gpu_of
@@ -39,7 +40,7 @@ from horovod.core.native import (
     Average,
     Sum,
 )
-from horovod.core.operations import Operation, TimeLimit, gathered, run_one, submit_group, submit_one
+from horovod.core.operations import Operation, TimeLimit, after_run, gathered, run_one, submit_group, submit_one
 from horovod.core.process_sets import ProcessSet, checked_root, number_of, told_in
 from horovod.core.reductions import Reduction, as_key, resolve_op, resolved
 from horovod.core.requests import (
@@ -99,23 +100,28 @@ class Collectives(Generic[T]):
         context = contexts.current()
         try:
             adapter = self._adapter
-            staged, request = self._staged(context, tensor, name, how, in_place)
-            source = adapter.address(staged)
-            if in_place:
-                output = staged
-                operation = run_one(context, request, source, source, staged)
-            elif staged is not tensor:
-                output = for_result(staged)
-                operation = run_one(context, request, source, adapter.address(output), (staged, output))
+            ended: Ended | bool | None = False
+            # A bool would count as the number of Sum or Average; _staged refuses it.
+            if in_place and adapter.run_known is not None and type(how[0]) is not bool:
+                ended = adapter.run_known(context.requests.prepared, tensor, context.pointer, ALLREDUCE, name, how)
+            if not isinstance(ended, bool):
+                operation = after_run(context, ended, tensor)
+                staged = output = tensor
             else:
-                output = adapter.empty_like(staged)
-                operation = run_one(context, request, source, adapter.address(output), (staged, output))
+                staged, request = self._staged(context, tensor, name, how, in_place)
+                source = adapter.address(staged)
+                if in_place:
+                    output = staged
+                    operation = run_one(context, request, source, source, staged)
+                else:
+                    output = adapter.empty_like(staged) if staged is tensor else for_result(staged)
+                    operation = run_one(context, request, source, adapter.address(output), (staged, output))
         except LOCAL_ERRORS as error:
             context.refuse("allreduce", name, error, told_in(how[-1]))
         if operation is not None:
             operation.wait(None, limit)
         if staged is tensor:
-            return output  # type: ignore[no-any-return]
+            return output
         if in_place:
             adapter.write_back(tensor, staged)
             return tensor

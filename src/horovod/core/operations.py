@@ -24,7 +24,7 @@ from ctypes import byref, c_int32, c_uint32, c_uint64, c_void_p
 from typing import Any, NamedTuple
 
 from horovod.core import native
-from horovod.core.calls import WAIT_SLICE_MS, finish, run, submit, unfinished
+from horovod.core.calls import WAIT_SLICE_MS, Ended, finish, run, submit, unfinished
 from horovod.core.context import Context
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.gpus import StreamHandle
@@ -35,6 +35,7 @@ from horovod.world.topology import ranks_text
 __all__ = [
     "Operation",
     "TimeLimit",
+    "after_run",
     "gathered",
     "number_given",
     "poll",
@@ -66,7 +67,11 @@ def run_one(
     """
     if type(request) is not Prepared:
         return Operation(context, submit_one(context, request, source, target, native.SYNC), None, keep, None)
-    ended = run(context.pointer, request.entry, source, target, keep)
+    return after_run(context, run(context.pointer, request.entry, source, target, keep), keep)
+
+
+def after_run(context: Context, ended: Ended | None, keep: Any) -> Operation | None:
+    """Turns what calls.run has returned into what run_one returns."""
     if ended is None:
         if _dropped:
             _forget_done()

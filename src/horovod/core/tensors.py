@@ -52,6 +52,11 @@ class Adapter(Protocol[T]):
         """core/calls.py's, if it knows such tensors."""
         ...
 
+    @property
+    def run_known(self) -> Callable[..., Any] | None:
+        """Likewise."""
+        ...
+
     def is_complex(self, tensor: Any) -> bool:
         """True if the elements of a tensor are complex. Such a tensor is always staged as another object."""
         ...
@@ -159,6 +164,7 @@ class NumpyAdapter:
     """NumPy arrays; bfloat16 as ml_dtypes registers it. Whatever np.asarray takes may be given out of place."""
 
     find = None
+    run_known = None
 
     def __init__(self) -> None:
         self._number_of = _numpy_dtypes()

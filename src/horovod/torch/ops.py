@@ -97,8 +97,12 @@ class TorchOperations(Operations[Tensor]):
     def _reduce_into(self, tensor: Tensor, name: str | None, how: Reduction) -> Tensor:
         if is_compiling():
             return _written(tensor, compiled.allreduce([tensor], False, name, how)[0])
-        self._overwritten(tensor)
-        return self.collectives.run_allreduce(tensor, name, how, True)  # as super(), whose call costs time here
+        try:  # as _overwritten, but each look at the tensor costs time here
+            increment_version(tensor)
+        except (RuntimeError, TypeError):
+            if isinstance(tensor, Tensor) and not tensor.is_inference():
+                raise
+        return self.collectives.run_allreduce(tensor, name, how, True)  # as super()
 
     def _reduce_group(self, tensors: Sequence[Tensor], name: str | None, how: Reduction) -> Sequence[Tensor]:
         if is_compiling():

@@ -36,6 +36,7 @@ class TorchAdapter:
     """See core/tensors.py."""
 
     find = staticmethod(calls.find)
+    run_known = staticmethod(calls.run_known)
 
     def stage(self, tensor: Tensor) -> Staged:
         if _is_plain(tensor):

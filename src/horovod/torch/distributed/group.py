@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.distributed import AllreduceOptions, Work
 
-from horovod.core.calls import find
+from horovod.core.calls import run_known
 from horovod.core.collectives import Reduction
 from horovod.core.exceptions import HorovodInternalError
 from horovod.core.native import SYNC
-from horovod.core.operations import Operation, run_one
+from horovod.core.operations import Operation, after_run
 from horovod.torch.distributed.errors import as_torch, told_as_torch
 from horovod.torch.distributed.lists import ListCollectives
 from horovod.torch.distributed.memory import Target, as_moved, as_row, flat
@@ -40,11 +40,10 @@ class HorovodProcessGroup(ListCollectives, PeerOperations):
         """This sets the latency of small tensors, so keep it short."""
         tensor = tensors[0]
         if _KNOWS_WAITERS and not opts.asyncOp and len(tensors) == 1:
-            request = find(self._prepared, tensor, hash(opts.reduceOp))
-            if request is not None:
-                address = tensor.data_ptr()
+            ended = run_known(self._prepared, tensor, self._context.pointer, hash(opts.reduceOp))
+            if not isinstance(ended, bool):
                 try:
-                    operation = run_one(self._context, request, address, address, tensor)
+                    operation = after_run(self._context, ended, tensor)
                     if operation is not None:
                         operation.wait(None, self._allreduce_limit)
                 except HorovodInternalError as error:
