@@ -31,7 +31,8 @@ class DirectExchange final : public PiecewiseAllreduce {
         results_end_(static_cast<size_t>(chunks_), 0),
         sources_(static_cast<size_t>(mesh.size())) {
     const int64_t unit = unit_elements();
-    stride_ = static_cast<size_t>(share_of(chunk_elements_, mesh.size(), 0, unit).count * element_bytes_);
+    const int64_t longest = std::min(chunk_elements_, slices.count());
+    stride_ = static_cast<size_t>(share_of(longest, mesh.size(), 0, unit).count * element_bytes_);
     const size_t needed = static_cast<size_t>(mesh.size() * ahead_) * stride_;
     scratch_->resize(std::max(scratch_->size(), needed));
     mesh_.begin("allreduce");
