@@ -5,14 +5,12 @@
 #include <algorithm>
 #include <vector>
 
+#include "collectives/plan.h"
 #include "platform/float_state.h"
 
 namespace hvd {
 
 namespace {
-
-constexpr size_t kShareUnitBytes = 64;
-constexpr size_t kManyLinksBytes = size_t{1} << 20;
 
 class DirectExchange final : public PiecewiseAllreduce {
  public:
@@ -25,15 +23,16 @@ class DirectExchange final : public PiecewiseAllreduce {
         scratch_(scratch),
         element_bytes_(static_cast<int64_t>(slices.element_bytes())),
         chunk_elements_(cut.elements),
-        chunks_((slices.count() + chunk_elements_ - 1) / chunk_elements_),
+        chunks_(plan::pieces_of(slices.count(), chunk_elements_)),
         ahead_(std::min(cut.ahead, chunks_)),
-        links_(slices.bytes() >= kManyLinksBytes ? mesh.links_per_peer() : 1),
+        links_(plan::links_for(slices.bytes(), mesh.links_per_peer())),
         missing_shares_(static_cast<size_t>(chunks_), mesh.size() - 1),
         missing_results_(static_cast<size_t>(chunks_), 0),
         results_end_(static_cast<size_t>(chunks_), 0),
         sources_(static_cast<size_t>(mesh.size())) {
     const int64_t unit = unit_elements();
-    stride_ = static_cast<size_t>(share_of(chunk_elements_, mesh.size(), 0, unit).count * element_bytes_);
+    const int64_t longest = std::min(chunk_elements_, slices.count());
+    stride_ = static_cast<size_t>(share_of(longest, mesh.size(), 0, unit).count * element_bytes_);
     const size_t needed = static_cast<size_t>(mesh.size() * ahead_) * stride_;
     scratch_->resize(std::max(scratch_->size(), needed));
     mesh_.begin("allreduce");
@@ -66,7 +65,7 @@ class DirectExchange final : public PiecewiseAllreduce {
     return folded_ > k && missing_results_[static_cast<size_t>(k)] == 0 &&
            mesh_.have_left(link(k), results_end_[static_cast<size_t>(k)]);
   }
-  int64_t unit_elements() const { return std::max<int64_t>(1, static_cast<int64_t>(kShareUnitBytes) / element_bytes_); }
+  int64_t unit_elements() const { return plan::unit_elements(slices_.element_bytes()); }
   int link(int64_t k) const { return static_cast<int>(k % links_); }
   Share share(int64_t k, int member) const {
     const int64_t begin = k * chunk_elements_;
@@ -204,12 +203,8 @@ Status gathered_allreduce(Mesh& mesh, const Kernels& kernels, MemberFold& fold, 
 
 Status direct_allreduce(Mesh& mesh, MemberFold& fold, const SliceList& slices, const Reduction& reduction,
                         Exchanged<std::byte>* scratch) {
-  // At least two chunks if the batch is large enough to be cut at all.
-  const Mesh::MessageBytes limits = mesh.message_bytes();
-  const size_t half = slices.bytes() / (2 * static_cast<size_t>(mesh.size()));
-  const size_t clamped = std::clamp(half, limits.least_reduced, limits.most_reduced);
-  const size_t share = (clamped + kShareUnitBytes - 1) / kShareUnitBytes * kShareUnitBytes;
-  const auto elements = std::min(slices.count(), static_cast<int64_t>(share / slices.element_bytes()) * mesh.size());
+  const int64_t elements =
+      plan::direct_chunk_elements(slices.count(), slices.element_bytes(), mesh.size(), mesh.message_bytes());
   DirectExchange exchange(mesh, fold, slices, reduction, scratch, {elements, 2});
   const int64_t last = (slices.count() - 1) / elements;
   HVD_RETURN_IF_ERROR(exchange.offer(last));

@@ -6,15 +6,12 @@
 #include <bit>
 #include <vector>
 
+#include "collectives/plan.h"
 #include "platform/kept_memory.h"
 
 namespace hvd {
 
 namespace {
-
-constexpr size_t kManyLinksBytes = size_t{1} << 20;
-
-int links_for(const Mesh& mesh, size_t bytes) { return bytes >= kManyLinksBytes ? mesh.links_per_peer() : 1; }
 
 struct Tree {
   int parent = 0;
@@ -43,7 +40,7 @@ Status tree_broadcast(Mesh& mesh, const Kernels& kernels, const SliceList& slice
   const int64_t element_bytes = static_cast<int64_t>(slices.element_bytes());
   const int64_t chunk_elements = static_cast<int64_t>(mesh.message_bytes().most) / element_bytes;
   const int64_t chunks = (slices.count() + chunk_elements - 1) / chunk_elements;
-  const int links = links_for(mesh, slices.bytes());
+  const int links = plan::links_for(slices.bytes(), mesh.links_per_peer());
   const bool is_root = place == 0;
   mesh.begin("broadcast");
 
@@ -94,7 +91,7 @@ Status mesh_allgather(Mesh& mesh, const Kernels& kernels, const char* operation,
     if (m == mesh.member()) {
       own_target = target;
     } else {
-      int links = links_for(mesh, bytes), k = 0;
+      int links = plan::links_for(bytes, mesh.links_per_peer()), k = 0;
       for (size_t at = 0; at < bytes; at += chunk) {
         mesh.receive(m, k++ % links, target + at, std::min(chunk, bytes - at));
       }
@@ -103,7 +100,7 @@ Status mesh_allgather(Mesh& mesh, const Kernels& kernels, const char* operation,
   }
   for (int step = 1; step < mesh.size(); ++step) {
     const int to = (mesh.member() + step) % mesh.size();
-    int links = links_for(mesh, my_bytes), k = 0;
+    int links = plan::links_for(my_bytes, mesh.links_per_peer()), k = 0;
     for (size_t at = 0; at < my_bytes; at += chunk) {
       mesh.send(to, k++ % links, input + at, std::min(chunk, my_bytes - at));
     }

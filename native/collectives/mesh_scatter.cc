@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "collectives/plan.h"
 #include "collectives/slices.h"
 
 namespace hvd {
@@ -11,7 +12,6 @@ namespace hvd {
 namespace {
 
 constexpr int64_t kLag = 2;
-constexpr int64_t kManyLinksBytes = int64_t{1} << 20;
 
 }  // namespace
 
@@ -29,7 +29,7 @@ Status mesh_reducescatter(Mesh& mesh, MemberFold& member_fold, std::span<const s
   const SliceList& own = lists[static_cast<size_t>(mesh.member())];
   const int64_t chunk_elements = std::min(longest, static_cast<int64_t>(mesh.message_bytes().most) / element_bytes);
   const int64_t chunks = (longest + chunk_elements - 1) / chunk_elements;
-  const int links = longest * element_bytes >= kManyLinksBytes ? mesh.links_per_peer() : 1;
+  const int links = plan::links_for(static_cast<size_t>(longest * element_bytes), mesh.links_per_peer());
   const int64_t stride = (chunk_elements * element_bytes + 63) / 64 * 64;
   scratch->resize(std::max(scratch->size(), static_cast<size_t>(size * kLag * stride)));
   const auto from_member = [&](int m, int64_t k) { return scratch->data() + (m * kLag + k % kLag) * stride; };
@@ -81,7 +81,7 @@ Status mesh_alltoall(Mesh& mesh, const Kernels& kernels, const void* mine, std::
     return bytes[static_cast<size_t>(source) * static_cast<size_t>(size) + static_cast<size_t>(destination)];
   };
   const auto in_chunks = [&](int64_t length, const auto& visit) {
-    const int links = length >= kManyLinksBytes ? mesh.links_per_peer() : 1;
+    const int links = plan::links_for(static_cast<size_t>(length), mesh.links_per_peer());
     const auto chunk = static_cast<int64_t>(mesh.message_bytes().most);
     int k = 0;
     for (int64_t at = 0; at < length; at += chunk) {

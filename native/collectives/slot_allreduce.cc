@@ -6,18 +6,13 @@
 #include <cstring>
 #include <vector>
 
+#include "collectives/plan.h"
+
 namespace hvd {
 
 namespace {
 
 constexpr const char* kOperation = "allreduce";
-constexpr size_t kMinChunkBytes = size_t{128} << 10;
-
-// Enough chunks that the three stages overlap, none so small that the counters cost more than the data.
-size_t two_shot_chunk_bytes(const SlotRing& ring, size_t bytes) {
-  const size_t quarter = (bytes / 4 + kCacheLineBytes - 1) / kCacheLineBytes * kCacheLineBytes;
-  return std::clamp(quarter, std::min(kMinChunkBytes, ring.chunk_bytes()), ring.chunk_bytes());
-}
 
 class TwoShot {
  public:
@@ -30,7 +25,8 @@ class TwoShot {
         reduction_(reduction),
         stores_(stores),
         element_bytes_(static_cast<int64_t>(slices.element_bytes())),
-        chunk_elements_(static_cast<int64_t>(two_shot_chunk_bytes(ring, slices.bytes())) / element_bytes_),
+        chunk_elements_(static_cast<int64_t>(plan::two_shot_chunk_bytes(slices.bytes(), ring.chunk_bytes())) /
+                        element_bytes_),
         chunks_((slices.count() + chunk_elements_ - 1) / chunk_elements_),
         base_(ring.next_chunk()),
         sources_(static_cast<size_t>(ring.size()) *

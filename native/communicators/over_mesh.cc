@@ -1,22 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "communicators/over_mesh.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "collectives/mesh_allreduce.h"
 #include "collectives/mesh_copy.h"
 #include "collectives/mesh_scatter.h"
+#include "collectives/plan.h"
 #include "platform/float_state.h"
 
 namespace hvd {
-
-namespace {
-
-// Below this size, a second message's latency costs more than sending the whole input to every member.
-constexpr size_t kGatheredBytes = size_t{16} << 10;
-
-}  // namespace
 
 OverMesh::OverMesh(std::unique_ptr<Mesh> mesh, const Topology& members, const Kernels& kernels, std::string details)
     : mesh_(std::move(mesh)), kernels_(kernels), details_(std::move(details)), fold_(kernels, members) {}
@@ -25,10 +18,9 @@ Status OverMesh::allreduce(std::span<const Slice> slices, const Reduction& reduc
   const SliceList list(slices, element_size(reduction.dtype));
   if (list.bytes() == 0) return Status();
   const FloatState state;
-  const size_t others = static_cast<size_t>(std::max(1, mesh_->size() - 1));
-  const bool gathered = list.bytes() * others <= kGatheredBytes || mesh_->size() == 1;
-  return gathered ? gathered_allreduce(*mesh_, kernels_, fold_, list, reduction, &scratch_)
-                  : direct_allreduce(*mesh_, fold_, list, reduction, &scratch_);
+  return plan::is_gathered(list.bytes(), mesh_->size())
+             ? gathered_allreduce(*mesh_, kernels_, fold_, list, reduction, &scratch_)
+             : direct_allreduce(*mesh_, fold_, list, reduction, &scratch_);
 }
 
 std::unique_ptr<PiecewiseAllreduce> OverMesh::allreduce_in_pieces(std::span<const Slice> slices,

@@ -54,11 +54,11 @@ EntryRef Member::find_or_add(int32_t set, const std::string& name) {
     slot = gaps_.back();
     gaps_.pop_back();
   }
-  slots.emplace(name, slot);
   Entry& entry = entries_[slot];
   entry.used = true;
   entry.set = set;
   entry.name = std::make_shared<const std::string>(name);
+  slots.emplace(*entry.name, slot);
   return {slot, entry.serial};
 }
 
@@ -81,7 +81,7 @@ bool Member::is_duplicate(EntryRef entry) const {
 
 std::string Member::name_in_flight(int32_t set) const {
   for (const auto& [name, slot] : sets_.at(set).slots) {
-    if (entries_[slot].in_flight != nullptr) return name;
+    if (entries_[slot].in_flight != nullptr) return std::string(name);
   }
   return "";
 }

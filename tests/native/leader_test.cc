@@ -5,7 +5,7 @@
 #include "check.h"
 #include "liveness/stall.h"
 #include "negotiation/request_merger.h"
-#include "plain_world.h"
+#include "simulate/world.h"
 
 using namespace hvd;
 
@@ -45,9 +45,9 @@ struct TwoHosts final : PlainWorld::Owner {
     auto call = std::make_shared<PlainCall>();
     Descriptor descriptor;
     descriptor.tensors = {{HVD_FLOAT32, {rows}}};
-    call->key = "x";
-    call->text = descriptor.encode();
-    call->descriptor = call->text;
+    call->key = std::make_shared<const std::string>("x");
+    call->text = std::make_shared<const std::string>(descriptor.encode());
+    call->descriptor = *call->text;
     world.submit(rank, call);
   }
   void deliver_one() {

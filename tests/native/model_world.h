@@ -11,7 +11,7 @@
 #include "negotiation/leader.h"
 #include "negotiation/member.h"
 #include "negotiation/publisher.h"
-#include "plain_host.h"
+#include "simulate/hosts.h"
 
 namespace hvd::model {
 

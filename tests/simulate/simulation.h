@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A seeded run of many ranks on many hosts in one thread and in virtual time, over the engine's own Member, Leader and
-// Coordinator (plain_world.h). Collectives take no time; frames and bells do, as drawn from the seed.
+// Coordinator (simulate/world.h). Collectives take no time; frames and bells do, as drawn from the seed.
 //
 // A program is a list of steps. In a step a rank submits every name once, waits until all of them are done, and goes
 // on. Checked at every record: nothing is ready before all ranks that take part have submitted it, and all ranks see
@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "plain_world.h"
+#include "simulate/world.h"
 
 namespace hvd {
 
@@ -50,6 +50,9 @@ class Simulation final : public PlainWorld::Owner {
         counts_(steps_.size()),
         up_from_(steps_.size(), std::vector<uint64_t>(static_cast<size_t>(hosts))),
         arrived_(steps_.size(), std::vector<int>(names_)) {
+    for (size_t name = 0; name < names_; ++name) {
+      keys_.push_back(std::make_shared<const std::string>("gradient." + std::to_string(name)));
+    }
     for (int rank = 0; rank < world_.topology().size(); ++rank) at(rank).next_ready.assign(names_, 0);
   }
 
@@ -201,11 +204,9 @@ class Simulation final : public PlainWorld::Owner {
     const size_t name = mine.order.back();
     mine.order.pop_back();
     auto call = std::make_shared<PlainCall>();
-    Descriptor descriptor;
-    descriptor.tensors = {{HVD_FLOAT32, {name == 0 ? 100 + steps_[mine.step].shape : 100}}};
-    call->key = "gradient." + std::to_string(name);
-    call->text = descriptor.encode();
-    call->descriptor = call->text;
+    call->key = keys_[name];
+    call->text = text_of(name == 0 ? 100 + steps_[mine.step].shape : 100);
+    call->descriptor = *call->text;
     call->total_bytes = 400;
     ++mine.in_flight;
     ++arrived_[mine.step][name];
@@ -216,6 +217,16 @@ class Simulation final : public PlainWorld::Owner {
     }
     mine.waits = true;
     wait(rank);
+  }
+  // All ranks share the texts.
+  const PlainCall::Text& text_of(int64_t elements) {
+    PlainCall::Text& text = texts_[elements];
+    if (text == nullptr) {
+      Descriptor descriptor;
+      descriptor.tensors = {{HVD_FLOAT32, {elements}}};
+      text = std::make_shared<const std::string>(descriptor.encode());
+    }
+    return text;
   }
   // As the engine does: whoever waits drives, and lets its leader know.
   void wait(int rank) {
@@ -342,6 +353,8 @@ class Simulation final : public PlainWorld::Owner {
   const size_t names_;
   const std::vector<SimulatedStep> steps_;
   std::mt19937_64 random_;
+  std::vector<PlainCall::Text> keys_;         // by name
+  std::map<int64_t, PlainCall::Text> texts_;  // by elements
   PlainWorld world_;
   std::vector<RankState> ranks_;
   std::vector<std::deque<Arriving>> inbox_;  // by host

@@ -3,16 +3,13 @@
 
 #include <algorithm>
 
+#include "collectives/plan.h"
+
 namespace hvd {
 
 namespace {
 
 constexpr int64_t kAhead = 4;  // pieces under way before the first one comes back
-constexpr int64_t kLeastPieces = 8;
-constexpr int64_t kUnitBytes = 64;  // parts, and shares of hosts, begin on cache lines
-// The piece of a part that one host sends to another: small enough that pieces overlap, and large enough that a system
-// call moves much.
-constexpr int64_t kLeastShareBytes = int64_t{32} << 10, kShareBytes = int64_t{256} << 10;
 
 }  // namespace
 
@@ -22,15 +19,10 @@ HierarchicalAllreduce::HierarchicalAllreduce(Inner inner, int hosts, int carrier
       carriers_(carriers),
       levels_(levels_of(reduction)),
       list_(slices, element_size(reduction.dtype)),
-      parts_(static_cast<size_t>(inner.inside.size())) {
-  const auto element_bytes = static_cast<int64_t>(list_.element_bytes());
-  unit_ = kUnitBytes / element_bytes;
-  const int64_t shares = kLeastPieces * carriers * hosts;
-  const int64_t share =
-      std::clamp(static_cast<int64_t>(list_.bytes()) / shares, kLeastShareBytes, kShareBytes) / kUnitBytes * unit_;
-  piece_elements_ = share * carriers * hosts;
-  pieces_ = (list_.count() + piece_elements_ - 1) / piece_elements_;
-}
+      unit_(plan::unit_elements(list_.element_bytes())),
+      piece_elements_(plan::piece_elements(list_.count(), list_.element_bytes(), hosts, carriers)),
+      pieces_(plan::pieces_of(list_.count(), piece_elements_)),
+      parts_(static_cast<size_t>(inner.inside.size())) {}
 
 Status HierarchicalAllreduce::run() {
   std::vector<Slice> carried;

@@ -44,7 +44,7 @@ class HierarchicalAllreduce {
   const int carriers_;
   const Levels levels_;
   const SliceList list_;
-  int64_t unit_, piece_elements_, pieces_;
+  const int64_t unit_, piece_elements_, pieces_;
   std::vector<std::vector<Slice>> parts_;  // by member of this host
 };
 

@@ -25,6 +25,7 @@
 #include <utility>
 
 #include "collectives/levels.h"
+#include "collectives/plan.h"
 #include "collectives/slices.h"
 #include "communicators/hierarchical/allreduce.h"
 #include "communicators/hierarchical/alltoall.h"
@@ -40,7 +41,6 @@ namespace {
 
 constexpr int kLeader = 0;                              // among the members of a host
 constexpr int64_t kGatheredBytes = int64_t{256} << 10;  // of one member, if all values travel
-constexpr size_t kPiecesBytes = size_t{256} << 10;      // below, waits inside cost more than what pieces save
 using Bytes = Exchanged<std::byte>;
 
 // How many members of each host may carry data to other hosts.
@@ -157,7 +157,7 @@ Status Hierarchical::reduce(std::span<const Slice> slices, const Reduction& redu
   if (averages_integers(reduction)) return allreduce_of_all_values(slices, reduction);
   size_t bytes = 0;
   for (const Slice& slice : slices) bytes += static_cast<size_t>(slice.count) * element_size(reduction.dtype);
-  if (bytes >= kPiecesBytes) return reduce_in_pieces(slices, reduction, bytes);
+  if (plan::goes_in_pieces(bytes)) return reduce_in_pieces(slices, reduction, bytes);
   const Levels levels = levels_of(reduction);
   HVD_RETURN_IF_ERROR(inside_->allreduce(slices, levels.inside));
   const std::vector<Slice> results = outputs_of(slices);

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <string>
 
+#include "collectives/plan.h"
 #include "collectives/slot_allreduce.h"
 #include "collectives/slot_copy.h"
 #include "collectives/slot_scatter.h"
@@ -19,8 +20,6 @@ namespace hvd {
 
 namespace {
 
-// One-shot reads (members - 1) times the payload, two-shot less than twice, but with one more wait.
-constexpr size_t kOneShotReadBytes = size_t{64} << 10;
 constexpr size_t kStreamOneShotBytes = 512;  // a few lines come faster from the writer's cache, even a far one
 constexpr size_t kLargeBytes = size_t{1} << 20;
 constexpr size_t kSmallBytes = size_t{32} << 10;  // that a choice for small operations is timed on
@@ -54,9 +53,10 @@ class Shm final : public Communicator {
     for (const Slice& slice : slices) bytes += static_cast<size_t>(slice.count) * element_size(reduction.dtype);
     if (bytes == 0) return Status();
     const FloatState state;
-    if (bytes <= kTinyBytes) return tiny_allreduce(ring_, kernels_, slices, reduction);
+    const plan::Shots shots = plan::shots_of(bytes, ring_.size(), ring_.chunk_bytes());
+    if (shots == plan::Shots::kTiny) return tiny_allreduce(ring_, kernels_, slices, reduction);
     const SliceList list(slices, element_size(reduction.dtype));
-    if (bytes <= one_shot_bytes()) {
+    if (shots == plan::Shots::kOne) {
       return one_shot_allreduce(ring_, kernels_, list, reduction, streams(bytes) && bytes >= kStreamOneShotBytes);
     }
     if (!measure_now_and_then(bytes)) return ring_.interrupted("allreduce");
@@ -120,10 +120,7 @@ class Shm final : public Communicator {
     }
     return bytes;
   }
-  size_t one_shot_bytes() const {
-    const size_t limit = kOneShotReadBytes / static_cast<size_t>(std::max(1, ring_.size() - 1));
-    return std::min(std::max(limit, size_t{4096}), ring_.chunk_bytes());
-  }
+  size_t one_shot_bytes() const { return plan::one_shot_bytes(ring_.size(), ring_.chunk_bytes()); }
   bool streams(size_t bytes) const {
     if (settings_.stores != Stores::kMeasured) return settings_.stores == Stores::kStreamed;
     return stores_.streams(bytes <= one_shot_bytes() ? StoreChoice::kSmall : StoreChoice::kLarge);

@@ -59,6 +59,7 @@ class SlotRing {
  public:
   static constexpr uint32_t kSlots = 4;
   static size_t bytes(int members);
+  static size_t chunk_bytes_for(int members);
 
   SlotRing(std::byte* area, int member, std::vector<int> world_ranks, const Interrupt& interrupt);
   // Blocks until all members have attached.
@@ -102,7 +103,6 @@ class SlotRing {
   bool oversubscribed() const { return size_ > online_cpus(); }
 
  private:
-  static size_t chunk_bytes_for(int members);
   static size_t result_bytes_for(int members);
 
   const int member_, size_;

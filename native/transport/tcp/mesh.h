@@ -37,6 +37,7 @@ namespace hvd {
 class TcpMesh final : public Mesh {
  public:
   static constexpr uint64_t kTurnsAtOnce = 2;  // while one waits for its receiver, the other goes on
+  static constexpr MessageBytes kMessageBytes{size_t{256} << 10, 64, size_t{256} << 10};
 
   // Among the ranks `world_ranks`, of which this one is number `member`.
   TcpMesh(std::shared_ptr<DataLinks> links, int member, std::vector<int> world_ranks, const Interrupt& interrupt);
@@ -49,7 +50,7 @@ class TcpMesh final : public Mesh {
   int member() const override { return member_; }
   int size() const override { return size_; }
   int links_per_peer() const override { return links_per_peer_; }
-  MessageBytes message_bytes() const override { return {size_t{256} << 10, 64, size_t{256} << 10}; }
+  MessageBytes message_bytes() const override { return kMessageBytes; }
 
   void begin(const char* operation) override { operation_ = operation; }
   void send(int peer, int link, const std::byte* data, size_t bytes) override;

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "input.h"
-#include "plain_world.h"
+#include "simulate/world.h"
 
 using namespace hvd;
 
@@ -126,7 +126,7 @@ class Fuzzed final : public PlainWorld::Owner {
     Rank& mine = ranks_[static_cast<size_t>(rank)];
     if (mine.joined || mine.calls >= kMostCalls) return;
     auto call = std::make_shared<PlainCall>();
-    call->key = "name." + std::to_string(choice % kNames);
+    call->key = std::make_shared<const std::string>("name." + std::to_string(choice % kNames));
     call->set = rank + 1 == world_.topology().size() && (choice & 64) != 0 ? 1 : 0;
     Descriptor descriptor;
     descriptor.process_set = call->set;
@@ -136,9 +136,9 @@ class Fuzzed final : public PlainWorld::Owner {
     if (call->is_refusal) {
       call->refusal = "it failed";
     } else {
-      call->text = descriptor.encode();
+      call->text = std::make_shared<const std::string>(descriptor.encode());
+      call->descriptor = *call->text;
     }
-    call->descriptor = call->text;
     call->sync = (choice & 8) != 0;
     call->total_bytes = choice;
     ++mine.calls;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A whole world of Members and Leaders in one thread, over plain hosts: what the simulator and the fuzz target drive.
+// A whole world of Members and Leaders in one thread, over plain hosts: what the simulator and a fuzz target drive.
 //
 // Nothing moves by itself: the owner says who submits, which frame arrives, which rank reads its log, which leader
 // speaks. A frame that is sent, or a bell that is rung, is told to the owner. A failure that a class of ours returns
@@ -8,6 +8,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,15 +16,16 @@
 #include "negotiation/leader.h"
 #include "negotiation/member.h"
 #include "negotiation/publisher.h"
-#include "plain_host.h"
+#include "simulate/hosts.h"
 
 namespace hvd {
 
-// One call of a rank, with its descriptor.
+// One call of a rank. Calls may share their texts: there may be millions of them.
 struct PlainCall final : Contribution {
+  using Text = std::shared_ptr<const std::string>;
   int32_t set = 0;
-  std::string key;  // what it is submitted under
-  std::string text;
+  Text key;   // what it is submitted under
+  Text text;  // which the descriptor is
 };
 
 class PlainWorld {
@@ -68,7 +70,7 @@ class PlainWorld {
   void submit(int rank, const std::shared_ptr<PlainCall>& call) {
     bool begun = false;
     Member& mine = member(rank);
-    announce(rank, mine.submit(mine.find_or_add(call->set, call->key), call, &begun));
+    announce(rank, mine.submit(mine.find_or_add(call->set, *call->key), call, &begun));
   }
   void join(int rank) { announce(rank, member(rank).join(std::make_shared<PlainCall>())); }
   void finish(int rank, const ContributionPtr& call) {

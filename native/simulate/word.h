@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tally's word as a plain integer, for the model checks, whose threads are steps of one.
+// A tally's word as a plain integer, for programs whose ranks are steps of one thread (hosts.h).
 #pragma once
 
 #include <cstdint>
 #include <utility>
+
+namespace hvd {
 
 class PlainWord {
  public:
@@ -23,3 +25,5 @@ class PlainWord {
  private:
   uint64_t* word_;
 };
+
+}  // namespace hvd

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "negotiation/ports.h"
-#include "plain_word.h"
+#include "simulate/word.h"
 
 namespace hvd {
 
@@ -56,7 +56,7 @@ struct PlainHost {
     }
     return slowest;
   }
-  // What all have read is not needed any more.
+  // Drops what all have read.
   void trim() {
     const uint64_t slowest = slowest_cursor(false);
     for (; log_start < slowest && !log.empty(); ++log_start) log.pop_front();

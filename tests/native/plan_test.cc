@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// What operations of some sizes become: the sizes at which the choice changes, and pieces that cover a batch.
+#include "collectives/plan.h"
+
+#include "check.h"
+
+using namespace hvd;
+
+namespace {
+
+constexpr size_t kKi = 1024, kMi = kKi * kKi;
+constexpr size_t kSlotBytes = 256 * kKi;  // of a chunk in shared memory
+constexpr Mesh::MessageBytes kLimits{256 * kKi, 64, 256 * kKi};
+
+}  // namespace
+
+TEST(inside_a_host_few_bytes_are_tiny_then_one_shot_then_two) {
+  using plan::Shots;
+  EXPECT(plan::shots_of(kTinyBytes, 2, kSlotBytes) == Shots::kTiny);
+  EXPECT(plan::shots_of(kTinyBytes + 1, 2, kSlotBytes) == Shots::kOne);
+  // All members read 64 KiB of others' at most, or 4 KiB of each.
+  struct {
+    int members;
+    size_t most;
+  } const limits[] = {{1, 64 * kKi}, {2, 64 * kKi}, {3, 32 * kKi}, {5, 16 * kKi}, {17, 4 * kKi}, {200, 4 * kKi}};
+  for (const auto& [members, most] : limits) {
+    EXPECT(plan::one_shot_bytes(members, kSlotBytes) == most);
+    EXPECT(plan::shots_of(most, members, kSlotBytes) == Shots::kOne);
+    EXPECT(plan::shots_of(most + 1, members, kSlotBytes) == Shots::kTwo);
+  }
+  EXPECT(plan::one_shot_bytes(2, 1 * kKi) == 1 * kKi);  // it is one chunk
+}
+
+TEST(two_shots_have_four_chunks_unless_these_are_too_small_or_too_large) {
+  EXPECT(plan::two_shot_chunk_bytes(100 * kKi, kSlotBytes) == 128 * kKi);
+  EXPECT(plan::two_shot_chunk_bytes(600 * kKi, kSlotBytes) == 150 * kKi);
+  EXPECT(plan::two_shot_chunk_bytes(600 * kKi + 4, kSlotBytes) == 150 * kKi + 64);
+  EXPECT(plan::two_shot_chunk_bytes(16 * kMi, kSlotBytes) == kSlotBytes);
+  EXPECT(plan::two_shot_chunk_bytes(16 * kMi, 64 * kKi) == 64 * kKi);
+}
+
+TEST(over_a_mesh_small_inputs_go_whole_to_all_members) {
+  EXPECT(plan::is_gathered(16 * kKi, 2) && !plan::is_gathered(16 * kKi + 1, 2));
+  EXPECT(plan::is_gathered(4 * kKi, 5) && !plan::is_gathered(4 * kKi + 1, 5));
+  EXPECT(plan::is_gathered(1 * kMi, 1));
+  EXPECT(plan::links_for(1 * kMi - 1, 2) == 1);
+  EXPECT(plan::links_for(1 * kMi, 2) == 2);
+}
+
+TEST(a_direct_allreduce_has_two_chunks_or_more) {
+  for (const int members : {2, 3, 4, 16, 1024}) {
+    for (const size_t bytes : {20 * kKi, 1 * kMi, 16 * kMi}) {
+      const auto count = static_cast<int64_t>(bytes / 4);
+      const int64_t elements = plan::direct_chunk_elements(count, 4, members, kLimits);
+      const int64_t chunks = plan::pieces_of(count, elements), share = elements / members * 4;
+      EXPECT(share <= static_cast<int64_t>(kLimits.most_reduced));
+      const bool is_cut = bytes / static_cast<size_t>(members) > kLimits.least_reduced;
+      EXPECT(is_cut ? chunks >= 2 && share % 64 == 0 : elements == count);
+    }
+  }
+  EXPECT(plan::direct_chunk_elements(262144, 4, 4, kLimits) == 131072);   // 1 MiB: two chunks
+  EXPECT(plan::direct_chunk_elements(4194304, 4, 4, kLimits) == 262144);  // 16 MiB: 16 of 4 shares of 256 KiB
+  EXPECT(plan::direct_chunk_elements(100, 4, 64, kLimits) == 100);        // too few to be cut
+}
+
+TEST(over_hosts_pieces_are_of_whole_shares) {
+  EXPECT(!plan::goes_in_pieces(256 * kKi - 1) && plan::goes_in_pieces(256 * kKi));
+  EXPECT(plan::piece_elements(65536, 4, 2, 2) == 32768);     // shares of 32 KiB at least
+  EXPECT(plan::piece_elements(1048576, 4, 2, 2) == 131072);  // 4 MiB: eight pieces
+  EXPECT(plan::piece_elements(1 << 26, 4, 2, 2) == 262144);  // shares of 256 KiB at most
+  EXPECT(plan::piece_elements(1 << 20, 8, 3, 1) % (3 * plan::unit_elements(8)) == 0);
+  EXPECT(plan::unit_elements(1) == 64 && plan::unit_elements(8) == 8);
+}
+
+TEST_MAIN

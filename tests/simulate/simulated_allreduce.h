@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// One shipped allreduce over simulated hosts, and how long it takes. All hosts share the memory of the tensors, and
+// nothing is moved.
+#pragma once
+
+#include <memory>
+#include <numeric>
+#include <vector>
+
+#include "communicators/hierarchical/allreduce.h"
+#include "communicators/over_mesh.h"
+#include "simulate/inside.h"
+#include "simulate/mesh.h"
+
+namespace hvd {
+
+inline std::vector<int> all_of(const Network& network) {
+  std::vector<int> hosts(static_cast<size_t>(network.hosts()));
+  std::iota(hosts.begin(), hosts.end(), 0);
+  return hosts;
+}
+
+enum class Way : uint8_t { kFlat, kInPieces };
+struct Taken {
+  Status status;
+  double ms = 0;                     // until the last host is done
+  uint64_t messages = 0, bytes = 0;  // that host 0 has sent
+  uint64_t events = 0;
+};
+inline Taken allreduce(Way way, int hosts, size_t bytes, LinkModel model) {
+  Network network(hosts, model, false);
+  std::vector<std::unique_ptr<Mesh>> meshes = SimulatedMesh::join(network, all_of(network));
+  const Topology topology(all_of(network));
+  std::vector<std::unique_ptr<OverMesh>> between;
+  for (auto& mesh : meshes) between.push_back(std::make_unique<OverMesh>(std::move(mesh), topology, Kernels(), ""));
+  std::vector<std::byte> input(bytes), output(bytes);
+  const Slice slice{input.data(), output.data(), static_cast<int64_t>(bytes / sizeof(float))};
+  Taken taken;
+  taken.status = network.run([&](int host) {
+    OverMesh& mine = *between[static_cast<size_t>(host)];
+    if (way == Way::kFlat) return mine.allreduce({&slice, 1}, {});
+    SimulatedInside inside(network, host, {});
+    return HierarchicalAllreduce({inside, &mine}, hosts, 1, {&slice, 1}, {}).run();
+  });
+  const Network::Sent& sent = network.sent_by(0);
+  taken.ms = static_cast<double>(network.end_ns()) * 1e-6;
+  taken.messages = sent.messages;
+  taken.bytes = sent.bytes;
+  taken.events = network.events();
+  return taken;
+}
+// What the link alone needs.
+inline double bound_ms(int hosts, size_t bytes, const LinkModel& model) {
+  return 2.0 * (hosts - 1) / hosts * static_cast<double>(bytes) / model.bytes_per_ns * 1e-6;
+}
+
+}  // namespace hvd
