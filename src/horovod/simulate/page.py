@@ -9,7 +9,7 @@ from html import escape
 
 from horovod.core.wording import counted
 from horovod.simulate.forecast import CAUSES, Forecast
-from horovod.simulate.report import as_text, assumptions, title
+from horovod.simulate.report import as_text, assumptions, hints, title
 from horovod.trace.html import bar, begin, facts, key
 
 __all__ = ["page"]
@@ -29,6 +29,7 @@ def page(made: Forecast) -> str:
         begin(f"Forecast of {made.job.work.name}"),
         f"<p class=soft>{escape(title(made))}<br>{escape(assumptions(made))}</p>",
         facts(shown),
+        *(f"<p>{escape(hint)}</p>" for hint in hints(made)),
         *_chart(made),
         *_causes(made),
         *_gains(made),
@@ -74,7 +75,9 @@ def _causes(made: Forecast) -> Iterator[str]:
 def _gains(made: Forecast) -> Iterator[str]:
     if not made.what_ifs:
         return
-    yield "<h2>What would help</h2>" + key(("as it is", "changes the training"), ("data", "rest"))
+    yield "<h2>What would help</h2>" + key(("the training stays as it is", "changes the training"), ("data", "rest"))
+    yield "<div class=named>"
     for one in made.what_ifs:
         name = "rest" if one.changes_training else "data"
         yield bar(one.change, name, max(0.0, one.gain.middle) / 100, f"{one.gain.middle:+.1f}")
+    yield "</div>"

@@ -10,7 +10,7 @@ from horovod.core.wording import counted
 from horovod.simulate.draws import Band
 from horovod.simulate.forecast import CAUSES, WIDE_POINTS, Forecast, Row
 
-__all__ = ["as_json", "as_text", "assumptions", "title"]
+__all__ = ["as_json", "as_text", "assumptions", "hints", "title"]
 
 _CHANGES_TRAINING = "changes the training: check what the model learns"
 
@@ -18,7 +18,7 @@ _CHANGES_TRAINING = "changes the training: check what the model learns"
 def as_text(made: Forecast) -> str:
     """The tables that `python -m horovod.simulate forecast` prints."""
     return "\n".join(
-        [*_hints(made), title(made), assumptions(made), "", *_rows(made), "", *_gains(made), *_errors(made)]
+        [*hints(made), title(made), assumptions(made), "", *_rows(made), "", *_gains(made), *_errors(made)]
     )
 
 
@@ -40,7 +40,8 @@ def assumptions(made: Forecast) -> str:
     return link + (f"; measured efficiency: {known}" if known else "; no efficiency was measured on this cluster")
 
 
-def _hints(made: Forecast) -> Iterator[str]:
+def hints(made: Forecast) -> Iterator[str]:
+    """The acts that come before all numbers; none if the band is narrow."""
     if made.is_wide:
         yield (
             f"hint: a band is wider than {WIDE_POINTS:.0f} points: measure the efficiency on "

@@ -28,7 +28,7 @@ svg { display: block; width: 100%; } .frame { border: 1px solid var(--line); bor
 .axis { display: flex; justify-content: space-between; color: var(--soft); font-size: .85rem; }
 .row { display: grid; grid-template-columns: 6rem 1fr 10rem; gap: .2rem .75rem;
   align-items: center; margin: .3rem 0; } .row > :last-child { text-align: right; }
-.bar { display: flex; height: 1rem; } .bar i { min-width: 1px; }
+.named .row { grid-template-columns: 22rem 1fr 4rem; } .bar { display: flex; height: 1rem; } .bar i { min-width: 1px; }
 .lanes { display: grid; grid-template-columns: minmax(8rem, auto) 1fr; gap: .15rem .75rem; align-items: center; }
 .lanes svg { height: .9rem; background: color-mix(in srgb, var(--line) 35%, transparent); }
 .lanes b { grid-column: 1 / -1; margin-top: .4rem; }
@@ -37,7 +37,7 @@ svg { display: block; width: 100%; } .frame { border: 1px solid var(--line); bor
 pre { overflow-x: auto; padding: .75rem; border: 1px solid var(--line); border-radius: 6px; font-size: .8rem; }
 .band { fill: var(--data); opacity: .2; } .middle { fill: none; stroke: var(--data); stroke-width: 2; }
 .middle, .grid { vector-effect: non-scaling-stroke; } .grid { stroke: var(--line); }
-@media (max-width: 32rem) { .row { grid-template-columns: 1fr auto; } .row .bar { grid-column: 1 / -1; grid-row: 2; }
+@media (max-width: 44rem) { .row, .named .row { grid-template-columns: 1fr auto; } .row .bar { grid-column: 1 / -1; grid-row: 2; }
   .lanes { grid-template-columns: 1fr; } }
 """
 
