@@ -13,8 +13,9 @@ import pytest
 from support.cluster import MakeCluster
 from support.jobs import run_job
 
+from horovod.simulate.__main__ import main
 from horovod.simulate.forecast import Job, forecast
-from horovod.simulate.links import PRESETS
+from horovod.simulate.links import PRESETS, link_of
 from horovod.simulate.step import Workload, of_model
 
 EMULATED = Path(__file__).with_name("emulated.py")
@@ -40,6 +41,27 @@ def measured(cluster: MakeCluster, folder: Path, work: Workload, hosts: int) -> 
     found = re.search(r"median ([\d.]+)", done.stdout)
     assert found is not None
     return work.step_s / float(found[1])
+
+
+def test_bench_measures_the_link_for_a_forecast(
+    cluster: MakeCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = cluster(2).hosts
+    for host in made:
+        host.rate(500)
+    bench = [sys.executable, "-m", "horovod.bench", "link", "--seconds", "0.5", "--json", "found.json"]
+    done = run_job(tmp_path, "-np", "2", "-H", "host0,host1", bench, on=made[0])
+    assert done.code == 0, done
+    assert "the link is in found.json" in done.stdout
+    link = link_of(str(tmp_path / "found.json"))
+    assert link.gbit * link.utilisation[0] > 0.2 and link.gbit * link.utilisation[1] < 0.6
+    assert link.hosts == 2 and link.latency_us is not None and link.interference is not None
+    assert main(["forecast", "--model", "vgg16", "--step-ms", "4000", "--link", str(tmp_path / "found.json")]) == 0
+    assert "found.json (measured on 2 hosts)" in capsys.readouterr().out
+    done = run_job(tmp_path, "-np", "2", bench, on=made[0])
+    assert (
+        done.code != 0 and "expected one rank on each of two hosts or more, got 2 ranks, 2 on this host" in done.stderr
+    )
 
 
 @pytest.mark.thorough

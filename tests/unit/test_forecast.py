@@ -249,7 +249,7 @@ LINK = {"format": "horovod-link", "version": 1, "network": "tcp", "gbit": 10, "u
 
 def test_the_command_reads_a_profile_and_a_link(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     link = tmp_path / "link.json"
-    link.write_text(json.dumps({**LINK, "latency_us": [20, 40], "overhead_us": [2, 3]}))
+    link.write_text(json.dumps({**LINK, "latency_us": [20, 40], "overhead_us": [2, 3], "interference": [0, 0]}))
     arguments = ["forecast", written(tmp_path), "--link", str(link), "--ranks-a-host", "2", "--batch", "32"]
     assert main([*arguments, "--hosts", "1,4"]) == 0
     text = capsys.readouterr().out
@@ -259,6 +259,7 @@ def test_the_command_reads_a_profile_and_a_link(tmp_path: Path, capsys: pytest.C
     assert main([*arguments, "--json", "--hosts", "1,4"]) == 0
     made = json.loads(capsys.readouterr().out)
     assert [row["ranks"] for row in made["rows"]] == [2, 8] and made["link"]["hosts"] == 2
+    assert made["rows"][1]["causes"]["contention"] == 0
     assert made["rows"][1]["band"][0] <= made["rows"][1]["efficiency"] <= made["rows"][1]["band"][1]
 
 
@@ -289,6 +290,9 @@ def test_a_wide_band_says_first_what_to_measure(capsys: pytest.CaptureFixture[st
     assert main(known) == 0
     text = capsys.readouterr().out
     assert text.startswith("hint: a band is wider than 15 points: measure the efficiency on 1 and 2 hosts")
+    assert main([*known, "--device", "cpu"]) == 0
+    expected = "measure the link: horovodrun -np 2 -H host1:1,host2:1 python -m horovod.bench link\n"
+    assert capsys.readouterr().out.partition("points: ")[2].startswith(expected)
     assert "25gbit-cloud (from a table, not measured)" in text
     assert main([*known, "--calibrate", "1:95,2:62", "--hosts", "2,4"]) == 0
     text = capsys.readouterr().out
@@ -355,6 +359,8 @@ def test_a_profile_that_does_not_fit_is_an_error_that_names_the_field(
         ({"network": "pigeon"}, 'field "network": expected "tcp" or "rdma"'),
         ({"gbit": 0}, 'field "gbit": expected a number above 0'),
         ({"utilisation": [0.9]}, 'field "utilisation": expected the lowest and the highest value'),
+        ({"utilisation": [0, 0.5]}, 'field "utilisation": expected the lowest and the highest value'),
+        ({"interference": [-1, 0]}, 'field "interference": expected the lowest and the highest value'),
         ({"latency_us": [9, 1]}, 'field "latency_us": expected the lowest and the highest value'),
     ],
 )

@@ -37,7 +37,7 @@ ALLOWED = {
     "runner": {"settings", "elastic", "launcher"},
     "trace": {"horovod", "world"},  # of the world: how files are written
     "simulate": {"core", "world", "gradients", "trace"},  # of trace: the parts of pages; of gradients: the profile
-    "bench": {"horovod", "core", "world", "settings", "launcher", "torch"},
+    "bench": {"horovod", "simulate", "core", "world", "settings", "launcher", "torch"},
     "caffe": {"core", "world", "settings", "launcher", "torch"},
     "ray": {"core", "world", "settings", "launcher", "elastic", "torch", "runner"},  # torch: collectives between actors
     "data": {"core"},

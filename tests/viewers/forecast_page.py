@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of `python -m horovod.simulate forecast --html` fits a wide and a narrow window, shows its chart and bars apart
+"""The page of `python -m horovod.simulate forecast --html` fits wide and narrow windows, shows its chart and bars apart
 from their labels, and fetches nothing. Arguments: the file, a folder for Chromium's profile."""
 
 import sys

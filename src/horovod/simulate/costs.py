@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["INSIDE_BYTES_PER_S", "Cluster", "Guess", "batch_s", "negotiation_s"]
+__all__ = ["INSIDE_BYTES_PER_S", "SMALL_STEPS", "Cluster", "Guess", "batch_s", "negotiation_s"]
 
 # NCCL's own constants (src/graph/tuning.cc, 2.8, ring, protocol Simple): seconds a step. TCP: assumed.
 STEP_S = {"nvlink": 3.4e-6, "pcie": 5.7e-6, "memory": 1e-6, "rdma": 9.6e-6, "tcp": 30e-6}
@@ -22,6 +22,8 @@ _PLATEAU_BYTES = 4096
 _MESSAGES = 8
 # Their messages follow each other: a part is sent, folded, sent back.
 _TRIPS = 4
+# An allreduce of a few bytes takes as many steps of latency in this way, with its negotiation.
+SMALL_STEPS = _TRIPS + 2
 
 
 @dataclasses.dataclass(frozen=True)

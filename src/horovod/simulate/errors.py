@@ -47,13 +47,14 @@ def number(content: dict[str, Any], name: str, path: str) -> float:
     return float(found)
 
 
-def pair(content: dict[str, Any], name: str, path: str) -> tuple[float, float]:
-    """A field that is the lowest and the highest value of something above 0. Raises InputError."""
+def pair(content: dict[str, Any], name: str, path: str, may_be_0: bool = False) -> tuple[float, float]:
+    """A field that is the lowest and the highest value of something. Raises InputError."""
     found = content.get(name)
     if (
         not isinstance(found, list)
         or len(found) != 2
-        or not all(isinstance(one, (int, float)) and 0 < one < float("inf") for one in found)
+        or not all(isinstance(one, (int, float)) and 0 <= one < float("inf") for one in found)
+        or (found[0] == 0 and not may_be_0)
         or found[0] > found[1]
     ):
         raise InputError(f'{path}: field "{name}": expected the lowest and the highest value, got {found!r}')

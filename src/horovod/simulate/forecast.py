@@ -67,6 +67,8 @@ class Job:
         ranges = self.link.ranges
         if self.known and self.link.hosts == 1:
             ranges = dataclasses.replace(ranges, utilisation=Ranges.utilisation)
+        if self.way == "direct" and self.link.interference is not None:  # it was measured on CPUs
+            ranges = dataclasses.replace(ranges, interference=self.link.interference)
         if len(self.work.samples) > 1:
             spread = spread_of(self.work.samples)
             return dataclasses.replace(ranges, jitter=(spread * _OF_SAMPLES[0], spread * _OF_SAMPLES[1]))

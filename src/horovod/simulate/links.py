@@ -22,7 +22,8 @@ class Link:
 
     network: tcp or rdma. gbit: nominal rate of a host, in Gbit/s. utilisation: the part of it that an allreduce
     reaches, 0 to 1, lowest and highest. latency_us: of a step of an allreduce. overhead_us: processor time of a message
-    at either end. source: where the numbers are from. hosts: as many were measured; 1: none.
+    at either end. interference: how much slower a CPU computes while data moves; 0.1: by a tenth. source: where the
+    numbers are from. hosts: as many were measured; 1: none.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Link:
     latency_us: Range | None = None
     overhead_us: Range = (1.0, 6.0)
     hosts: int = 1
+    interference: Range | None = None
 
     @property
     def ranges(self) -> Ranges:
@@ -77,6 +79,10 @@ def link_of(text: str) -> Link:
     gbit = number(content, "gbit", text)
     if gbit == 0:
         raise InputError(f'{text}: field "gbit": expected a number above 0, got 0')
-    optional = {name: pair(content, name, text) for name in ("latency_us", "overhead_us") if name in content}
+    optional: dict[str, Range] = {
+        name: pair(content, name, text) for name in ("latency_us", "overhead_us") if name in content
+    }
+    if "interference" in content:
+        optional["interference"] = pair(content, "interference", text, may_be_0=True)
     hosts = int(number(content, "hosts", text)) if "hosts" in content else 1
     return Link(text, network, gbit, pair(content, "utilisation", text), text, hosts=max(1, hosts), **optional)

@@ -42,12 +42,15 @@ def assumptions(made: Forecast) -> str:
 
 def hints(made: Forecast) -> Iterator[str]:
     """The acts that come before all numbers; none if the band is narrow."""
-    if made.is_wide:
-        yield (
-            f"hint: a band is wider than {WIDE_POINTS:.0f} points: measure the efficiency on "
-            + (f"{2 * made.job.known_hosts} hosts" if made.job.known else "1 and 2 hosts")
-            + " of this cluster, and give it by --calibrate, such as 1:97.5,2:91"
-        )
+    if not made.is_wide:
+        return
+    job = made.job
+    wide = f"hint: a band is wider than {WIDE_POINTS:.0f} points: measure"
+    if job.way == "direct" and job.link.hosts == 1:
+        yield f"{wide} the link: horovodrun -np 2 -H host1:1,host2:1 python -m horovod.bench link"
+    else:
+        hosts = counted(2 * job.known_hosts, "host") if job.known else "1 and 2 hosts"
+        yield f"{wide} the efficiency on {hosts} of this cluster, and give it by --calibrate, such as 1:97.5,2:91"
 
 
 def _rows(made: Forecast) -> Iterator[str]:

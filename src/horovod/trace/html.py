@@ -37,7 +37,8 @@ svg { display: block; width: 100%; } .frame { border: 1px solid var(--line); bor
 pre { overflow-x: auto; padding: .75rem; border: 1px solid var(--line); border-radius: 6px; font-size: .8rem; }
 .band { fill: var(--data); opacity: .2; } .middle { fill: none; stroke: var(--data); stroke-width: 2; }
 .middle, .grid { vector-effect: non-scaling-stroke; } .grid { stroke: var(--line); }
-@media (max-width: 44rem) { .row, .named .row { grid-template-columns: 1fr auto; } .row .bar { grid-column: 1 / -1; grid-row: 2; }
+@media (max-width: 44rem) { .row, .named .row { grid-template-columns: 1fr auto; }
+  .row .bar { grid-column: 1 / -1; grid-row: 2; }
   .lanes { grid-template-columns: 1fr; } }
 """
 
