@@ -82,6 +82,10 @@ WHERE: list[tuple[str, str, str]] = [
     ("docs/profile.md", "horovodrun -np 2 --report", "tests/processes/test_report.py"),
     ("docs/profile.md", "horovodrun ", "tests/processes/test_timeline.py"),
     ("docs/profile.md", "python -m horovod.trace", "tests/unit/test_trace.py"),
+    ("docs/forecast.md", "horovodrun -np 2 -H", "tests/cluster/test_forecast.py"),
+    ("docs/forecast.md", "horovodrun ", "tests/processes/test_profile.py"),
+    ("docs/forecast.md", "python -m horovod.simulate forecast", "tests/unit/test_forecast.py"),
+    ("docs/forecast.md", "python -m horovod.simulate published", "tests/unit/test_published.py"),
 ]
 
 

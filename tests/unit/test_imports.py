@@ -23,7 +23,7 @@ ALLOWED = {
     "world": {"horovod", "core", "settings"},  # of the core: see below
     "metrics": {"horovod", "world", "settings"},
     "core": {"world", "settings", "metrics"},
-    "gradients": {"core", "settings"},
+    "gradients": {"core", "world", "settings"},  # of the world: how files are written, and versions
     "launcher": {"horovod", "core", "world", "settings", "elastic"},
     "elastic": {"core", "world", "settings"},
     "torch": {"core", "gradients", "elastic"},
@@ -36,7 +36,8 @@ ALLOWED = {
     "common": {"core", "settings", "elastic"},
     "runner": {"settings", "elastic", "launcher"},
     "trace": {"horovod", "world"},  # of the world: how files are written
-    "bench": {"horovod", "core", "world", "settings", "launcher", "torch"},
+    "simulate": {"core", "world", "gradients", "trace"},  # of trace: the parts of pages; of gradients: the profile
+    "bench": {"horovod", "simulate", "core", "world", "settings", "launcher", "torch"},
     "caffe": {"core", "world", "settings", "launcher", "torch"},
     "ray": {"core", "world", "settings", "launcher", "elastic", "torch", "runner"},  # torch: collectives between actors
     "data": {"core"},
@@ -130,7 +131,7 @@ def test_the_world_imports_leaves_of_the_core_only() -> None:
 
 
 FOLDERS = ["core", "world", "gradients", "settings", "elastic", "torch", "jax", "tensorflow/data", "keras", "mxnet"]
-FOLDERS += ["caffe", "common", "launcher", "ray", "data", "spark"]
+FOLDERS += ["simulate", "caffe", "common", "launcher", "ray", "data", "spark"]
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

@@ -8,13 +8,13 @@ import re
 import subprocess
 import sys
 
-from horovod.bench import allreduce, gradients, strategies
+from horovod.bench import allreduce, gradients, link, strategies
 from horovod.bench.allreduce import DEFAULT_SIZES
 from horovod.bench.record import ANY_HOP
 from horovod.settings import Settings
 from horovod.world.interpreter import python_command
 
-_RUN = {"allreduce": allreduce.run, "gradients": gradients.run, "strategies": strategies.run}
+_RUN = {"allreduce": allreduce.run, "gradients": gradients.run, "link": link.run, "strategies": strategies.run}
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -48,6 +48,11 @@ def parser() -> argparse.ArgumentParser:
     old_ways.add_argument("--rounds", type=int, default=3, help="steps of each strategy, in turns (3)")
     old_ways.add_argument("--json", metavar="FILE", help="write machine, commit, command and raw data to FILE")
     old_ways.set_defaults(np=1)  # it is started on several hosts, by horovodrun
+    of_hosts = commands.add_parser("link", help="the network between hosts, for python -m horovod.simulate forecast")
+    of_hosts.add_argument("--gbit", type=float, help="the network's nominal rate, in Gbit/s (the highest measured one)")
+    of_hosts.add_argument("--seconds", type=float, default=10.0, help="for each of three figures (10)")
+    of_hosts.add_argument("--json", metavar="FILE", help="where it is written (link.json)")
+    of_hosts.set_defaults(np=1)  # as the one before
     by_size.add_argument("--any-hop", action="store_true", help=ANY_HOP)
     for command in (by_size, one_step):
         command.add_argument("-np", "--np", type=int, default=2, help="ranks to start; ignored under horovodrun (2)")

@@ -30,6 +30,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from horovod.core import context as contexts
 from horovod.core.tracebacks import warn
 from horovod.core.wording import counted, quoted
+from horovod.gradients.recording import Recorder
 
 __all__ = ["GradientReducer", "Gradients", "Waitable"]
 
@@ -154,6 +155,7 @@ class GradientReducer(Generic[P, T]):
         self.paused = False
         self.reduces_again = reduces_again
         self.trace: list[tuple[str, str, int]] | None = None  # (event, name, monotonic ns) once a list is put here
+        self.recorder: Recorder | None = None  # of a job that is profiled
         self._gradients = gradients
         self._start_reduction = start
         self._slots: list[_Slot[P]] = []
@@ -208,6 +210,8 @@ class GradientReducer(Generic[P, T]):
     def finish(self) -> None:
         """The end of a backward: completes the round if one has begun. Raises the first error of any reduction."""
         if self._in_flight:
+            if self.recorder is not None:
+                self.recorder.backward_is_over()
             self.reduce_all()
 
     def reduce_all(self) -> None:
@@ -235,6 +239,8 @@ class GradientReducer(Generic[P, T]):
         if first_error is not None:
             raise first_error
         self._round_done = True
+        if self.recorder is not None:
+            self.recorder.reduced()
         contexts.note_gradients()
 
     def complete_step(self) -> None:
@@ -319,6 +325,8 @@ class GradientReducer(Generic[P, T]):
         return (slot.passes == 0 and changes == 0) or bool(slot.spent)
 
     def _start(self, slot: _Slot[P], gradient: T, own: bool, added: bool = False) -> None:
+        if self.recorder is not None:
+            self.recorder.started(slot.name, gradient)
         slot.own = own
         slot.added = added
         slot.operation = self._start_reduction(gradient, slot.name)

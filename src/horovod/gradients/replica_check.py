@@ -234,6 +234,8 @@ class ReplicaCheck:
             settings = Settings.from_environment()
             self._generation, self._steps, self._joins = generation, 0, generation.joins
             self._every, self._is_error = settings.replica_check_steps, settings.replica_check == "error"
+            if settings.profile:  # the ranks train apart
+                self._every = 0
             self.is_whole = settings.replica_check_whole
         joined = generation.joins != self._joins
         if joined:  # before it, ranks may have done different numbers of steps

@@ -79,7 +79,10 @@ def main(
             from horovod.launcher.job import report  # other jobs start earlier without it
 
             return report.run(ready.report, ready, sys.argv[1:] if arguments is None else arguments, secret, keep)
-        return supervise.run(ready, secret, keep)
+        code = supervise.run(ready, secret, keep)
+        if code == 0 and (note := plan.note_of_profile()):
+            print(f"horovodrun: warning: {note}", file=sys.stderr)
+        return code
     except UsageError as error:
         return _refused(error, keep)
 
@@ -191,6 +194,7 @@ class _Plan:
         self._controller = self._chosen_controller()
         self.said_of_hosts: tuple[str, ...] = ()  # by --verbose, once `ready`
         self._report: Path | None = None
+        self._profile_before: int | None = None
 
     def without_effect(self) -> list[str]:
         """The given options that do nothing, a line for each reason."""
@@ -243,6 +247,10 @@ class _Plan:
         checks.check_transport(settings.transport)
         checks.check_command(options.command[0], {**self._environment, **options.assigned})
         checks.check_timeline(settings.timeline)
+        if settings.profile:
+            ranks = assign_ranks(hosts.hosts, hosts.size) if hosts else []
+            checks.check_profile(settings.profile, [rank.hostname for rank in ranks], elastic)
+            self._profile_before = _changed(settings.profile)
         self._report = self._folder_of_report()
         if elastic:
             from horovod.launcher.options.elastic_plan import elastic_plan  # other jobs start earlier without it
@@ -258,6 +266,16 @@ class _Plan:
                 *options.command,
             ]
         return external_command(self._controller, options, hosts, self._job_environment(), settings.network_interface)
+
+    def note_of_profile(self) -> str:
+        """Empty, unless the job has ended well and left no profile that was asked for."""
+        path = self._settings.profile
+        if not path or _changed(path) != self._profile_before:
+            return ""
+        return (
+            f"no profile was written to {path}\n"
+            "hint: the DistributedOptimizer of horovod.torch writes one, in a job of 31 training steps or more"
+        )
 
     def _chosen_controller(self) -> str:
         chosen = dict.fromkeys(self._options.controllers or [])
@@ -336,6 +354,14 @@ class _Plan:
             top=options.top,
             notes=self.said_of_hosts,
         )
+
+
+def _changed(path: str) -> int | None:
+    """When the file was changed last, in nanoseconds; None if there is none."""
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return None
 
 
 def _words(hosts: HostList) -> tuple[str, ...]:

@@ -224,6 +224,14 @@ class Settings(GpuSettings, EndSettings, PlatformSettings, ElasticSettings, Trai
         flag="--timeline-mark-cycles",
         yaml="timeline.mark_cycles",
     )
+    profile: str = setting(
+        "HOROVOD_PROFILE",
+        kinds.text(),
+        "",
+        "File into which rank 0 writes when backward has each gradient ready, for python -m horovod.simulate forecast. "
+        "The ranks do not reduce gradients meanwhile, each trains apart: do not keep what such a job has trained.",
+        flag="--profile",
+    )
     report: str = setting(
         "HOROVOD_REPORT",
         kinds.text(),

@@ -26,11 +26,13 @@ from horovod.core.native import Average
 from horovod.core.process_sets import ProcessSet, global_process_set
 from horovod.core.wording import counted, quoted, shown
 from horovod.gradients.options import ReductionOptions, check_groups, check_passes
+from horovod.gradients.recording import Apart, is_profiled
 from horovod.gradients.reducer import GradientReducer
 from horovod.gradients.replica_check import Part, ReplicaCheck
 from horovod.torch.adasum_optimizer import AdasumOptimizer, adasum_optimizer
 from horovod.torch.compression import Compression
 from horovod.torch.parameter_gradients import ParameterGradients
+from horovod.torch.recording import recorder_of_parameters
 from horovod.torch.replicas import of_options, of_state, of_tensor
 from horovod.torch.wrapping import Wrapped, find_duplicates, is_trainable, wrapped_as
 
@@ -192,6 +194,8 @@ class _DistributedOptimizer(Wrapped):
                 closure = self._hvd_completing(closure, check)
         result = super().step(closure)  # type: ignore[misc]
         self._hvd_reducer.begin_step()
+        if self._hvd_reducer.recorder is not None:
+            self._hvd_reducer.recorder.updated()
         return result
 
     def _hvd_complete(self, check: ReplicaCheck | None) -> None:
@@ -222,6 +226,8 @@ class _DistributedOptimizer(Wrapped):
         self._hvd_check_idle("zero_grad()")
         super().zero_grad(*args, **kwargs)  # type: ignore[misc]
         self._hvd_reducer.begin_step()
+        if self._hvd_reducer.recorder is not None:
+            self._hvd_reducer.recorder.zeroed()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """The optimizer's own; the new parameters are reduced as well."""
@@ -286,9 +292,11 @@ def DistributedOptimizer(
 
     wrapped = wrapped_as(optimizer, _DistributedOptimizer)
     gradients = ParameterGradients(options)
-    start = compressing(gradients.start, options.compression, gradients.tell)
+    profiled = is_profiled()
+    start = Apart if profiled else compressing(gradients.start, options.compression, gradients.tell)
     passes = int(options.backward_passes_per_step)
     wrapped._hvd_reducer = GradientReducer(gradients, start, passes, reduces_again=op == Average)
+    wrapped._hvd_reducer.recorder = recorder_of_parameters(parameters) if profiled else None
     wrapped._hvd_numbers = {}
     wrapped._hvd_names = names
     wrapped._hvd_taken = {}
@@ -296,7 +304,7 @@ def DistributedOptimizer(
     # One name, and not their number, which may differ between the ranks.
     name = f"the optimizer that updates {quoted(min(names.values()))}" if names else "an optimizer without parameters"
     wrapped._hvd_check = ReplicaCheck(name, process_set)
-    wrapped._hvd_active = process_set.may_have_peers()
+    wrapped._hvd_active = process_set.may_have_peers() or profiled
     wrapped._hvd_backward = lambda: None
     if wrapped._hvd_active:
         _living.add(wrapped)

@@ -24,6 +24,7 @@ __all__ = [
     "check_no_mpi",
     "check_not_by_mpi",
     "check_folder_name",
+    "check_profile",
     "check_timeline",
     "check_transport",
     "make_directory",
@@ -124,16 +125,32 @@ def check_transport(transport: str) -> None:
 
 def check_timeline(name: str) -> None:
     """The ranks would find out seconds later, each with a traceback."""
-    if not name or name.upper() == "DYNAMIC":
+    if name and name.upper() != "DYNAMIC":
+        _check_file("--timeline-filename", name)
+
+
+def check_profile(name: str, hosts: Sequence[str], is_elastic: bool) -> None:
+    """hosts: those of the ranks. Its ranks train apart: the job must be made for that."""
+    if not name:
         return
+    if is_elastic:
+        raise UsageError("--profile is not for elastic jobs: their workers come and go\nhint: leave --min-np out")
+    if len(set(hosts)) > 1:
+        raise UsageError(
+            f"--profile records the ranks of one host, these are on {len(set(hosts))}\n"
+            "hint: horovodrun -np 1 --profile FILE, or as many ranks as this host runs"
+        )
+    _check_file("--profile", name)
+
+
+def _check_file(flag: str, name: str) -> None:
     path = Path(name)
     there = path.exists()
     try:
         path.open("ab").close()
     except OSError as error:
         raise UsageError(
-            f"--timeline-filename {name}: {error.strerror}\n"
-            "hint: give a file in a folder that exists and can be written to"
+            f"{flag} {name}: {error.strerror}\nhint: give a file in a folder that exists and can be written to"
         ) from None
     if not there:
         path.unlink()

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The profile of a job (horovodrun --profile): when backward has each gradient ready, and the times of a step's parts.
+
+In a job that is profiled, gradients are not reduced: ranks train apart, so that the times are those of compute alone,
+with all ranks of the host busy. Rank 0 records the steps of the first optimizer that is wrapped.
+
+Threads: those of a reducer (gradients/reducer.py), one at a time.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from horovod.core import context as contexts
+from horovod.settings import Settings
+from horovod.world.machine import packages
+from horovod.world.whole_files import write_whole
+
+__all__ = [
+    "FEWEST_STEPS",
+    "FORMAT",
+    "VERSION",
+    "Apart",
+    "Clock",
+    "Recorder",
+    "WallClock",
+    "is_profiled",
+    "recorder_of_job",
+]
+
+FORMAT = "horovod-profile"
+VERSION = 1
+FEWEST_STEPS = 20
+_STEPS = 60
+_DROPPED = 10  # the first ones: compilers and caches are still warming up
+_MOST_BYTES = 100_000
+
+T = TypeVar("T")
+
+
+class Clock(Protocol):
+    """Moments, and the time between them; on a GPU both are known later only."""
+
+    def now(self) -> Any:
+        """Never blocks."""
+        ...
+
+    def between_ms(self, begin: Any, end: Any) -> float:
+        """Milliseconds; blocks until both moments have come."""
+        ...
+
+
+class WallClock:
+    """Of work on the CPU."""
+
+    def now(self) -> int:
+        return time.perf_counter_ns()
+
+    def between_ms(self, begin: int, end: int) -> float:
+        return (end - begin) / 1e6
+
+
+class Apart(Generic[T]):
+    """A reduction that is none: of a rank that trains apart."""
+
+    def __init__(self, tensor: T, name: str) -> None:
+        self._tensor = tensor
+
+    def wait(self) -> T:
+        return self._tensor
+
+
+class _Step:
+    """Moments of one step. `begin`: the last one's end, or zero_grad after it."""
+
+    def __init__(self, before: Any) -> None:
+        self.before = self.begin = before
+        self.ready: dict[str, Any] = {}
+        self.over: Any = None
+        self.reduced: Any = None
+        self.end: Any = None
+
+    @property
+    def first(self) -> Any:
+        return next(iter(self.ready.values()))
+
+
+class Recorder:
+    """Notes the moments of steps, and writes the file after the last one, or at the end of the script.
+
+    describe: dtype and bytes of a gradient. name: of the job, for its readers.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        name: str,
+        device: str,
+        busy_ranks: int,
+        describe: Callable[[Any], tuple[str, int]],
+        clock: Clock,
+    ) -> None:
+        self._path = path
+        self._about = {"name": name, "device": device, "busy_ranks": busy_ranks}
+        self._describe = describe
+        self._clock = clock
+        self._described: dict[str, tuple[str, int]] = {}
+        self._steps: list[_Step] = []
+        self._step = _Step(None)
+        self._is_over = False
+
+    def started(self, name: str, gradient: Any) -> None:
+        """Backward has put a gradient in place, and its reduction is due."""
+        if self._is_over:
+            return
+        if name in self._step.ready:  # the last step was left out, by a gradient scaler for example
+            self._step = _Step(None)
+        self._described[name] = self._describe(gradient)
+        self._step.ready[name] = self._clock.now()
+
+    def backward_is_over(self) -> None:
+        """All gradients of a pass are in place."""
+        if not self._is_over:
+            self._step.over = self._clock.now()
+
+    def reduced(self) -> None:
+        """Gradients can be used."""
+        if not self._is_over:
+            self._step.reduced = self._clock.now()
+
+    def zeroed(self) -> None:
+        """The script has called zero_grad(). Before a backward: it has its input by now, if it does so as most do."""
+        if not self._is_over and not self._step.ready:
+            self._step.begin = self._clock.now()
+
+    def updated(self) -> None:
+        """The optimizer has made its step."""
+        if self._is_over:
+            return
+        step, now = self._step, self._clock.now()
+        self._step = _Step(now)
+        if step.ready and step.over is not None and step.reduced is not None and step.before is not None:
+            step.end = now
+            self._steps.append(step)
+        if len(self._steps) == _DROPPED + _STEPS:
+            self.end()
+
+    def end(self) -> None:
+        """Writes what there is. Says so, and does not raise: training goes on."""
+        if self._is_over:
+            return
+        self._is_over = True
+        steps = self._steps[_DROPPED:]
+        if len(steps) < FEWEST_STEPS:
+            fewest = _DROPPED + FEWEST_STEPS + 1
+            made = len(self._steps) + 1
+            _say(f"warning: no profile was written: it needs {fewest} training steps, the job made {made}")
+            return
+        try:
+            write_whole(self._path, self._text(steps))
+        except OSError as error:
+            _say(f"warning: cannot write the profile: {error.filename}: {error.strerror}")
+            return
+        _say(f"the profile of {len(steps)} steps is in {self._path}")
+
+    def _text(self, steps: Sequence[_Step]) -> str:
+        text = self._json(steps, list(self._described))
+        return text if len(text) < _MOST_BYTES else self._json(steps, [""] * len(self._described))
+
+    def _json(self, steps: Sequence[_Step], names: Sequence[str]) -> str:
+        between = self._clock.between_ms
+        parts = {
+            "input_ms": [between(step.before, step.begin) for step in steps],
+            "forward_ms": [between(step.begin, step.first) for step in steps],
+            "backward_ms": [between(step.first, step.over) for step in steps],
+            "update_ms": [between(step.reduced, step.end) for step in steps],
+        }
+        whole = zip(parts["forward_ms"], parts["backward_ms"], parts["update_ms"], strict=True)
+        ready = [
+            _spread([between(step.first, step.ready[name]) for step in steps if name in step.ready] or [0.0])
+            for name in self._described
+        ]
+        content = {
+            "format": FORMAT,
+            "version": VERSION,
+            **self._about,
+            "packages": packages(),
+            **{
+                name: dict(zip(("median", "p10", "p90"), _spread(values), strict=True))
+                for name, values in parts.items()
+            },
+            "step_ms": [round(sum(step), 3) for step in whole],
+            "gradients": {
+                "name": list(names),
+                "dtype": [dtype for dtype, _ in self._described.values()],
+                "bytes": [size for _, size in self._described.values()],
+                "ready_ms": ready,
+            },
+        }
+        return json.dumps(content, separators=(",", ":")) + "\n"
+
+
+def _spread(values: Sequence[float]) -> list[float]:
+    """Median, 10th and 90th percentile."""
+    if len(values) < 2:
+        return [round(values[0], 3)] * 3
+    tenths = statistics.quantiles(values, n=10, method="inclusive")
+    return [round(value, 3) for value in (statistics.median(values), tenths[0], tenths[-1])]
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):  # the reader of the output may be gone
+        print(f"horovod: {text}", file=sys.stderr, flush=True)
+
+
+_taken = False  # an optimizer is recorded
+
+
+def is_profiled() -> bool:
+    """True if this job is profiled: its ranks train apart."""
+    return bool(Settings.from_environment().profile)
+
+
+def recorder_of_job(device: str, describe: Callable[[Any], tuple[str, int]], clock: Clock) -> Recorder | None:
+    """The recorder for the optimizer that is being wrapped; None on other ranks than 0, and for a second optimizer."""
+    global _taken
+    settings = Settings.from_environment()
+    if _taken or not settings.profile or contexts.rank() != 0:
+        return None
+    _taken = True
+    made = Recorder(settings.profile, Path(sys.argv[0]).stem or "python", device, contexts.size(), describe, clock)
+    atexit.register(made.end)
+    return made

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line of `python -m horovod.simulate`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+from horovod.simulate import published, report
+from horovod.simulate.costs import INSIDE_BYTES_PER_S
+from horovod.simulate.errors import InputError
+from horovod.simulate.forecast import Job, forecast
+from horovod.simulate.links import PRESETS, link_of
+from horovod.simulate.models import MODELS
+from horovod.simulate.page import page
+from horovod.simulate.profile import Profile, read_profile
+from horovod.simulate.step import of_model
+from horovod.world.whole_files import write_whole
+
+__all__ = ["main", "parser"]
+
+_HOSTS = (1, 2, 4, 8, 16, 32, 64)
+_MOST_HOSTS = 100_000
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="python -m horovod.simulate", description="How far a job scales, without the hosts."
+    )
+    commands = top.add_subparsers(dest="command", required=True)
+    add = commands.add_parser("forecast", help="efficiency on more hosts, its band, what limits it and what would help")
+    add.add_argument("profile", nargs="?", metavar="PROFILE", help="what horovodrun --profile has written")
+    add.add_argument("--model", choices=sorted(MODELS), help="in place of a profile: a table of its layers")
+    add.add_argument("--step-ms", type=_above_0, metavar="MS", help="with --model: a step on one rank, in milliseconds")
+    add.add_argument(
+        "--link", required=True, metavar="LINK", help=f"the network between hosts: {', '.join(PRESETS)}, or a file"
+    )
+    add.add_argument("--hosts", type=_counts, default=_HOSTS, metavar="N,N", help="numbers of hosts, ascending")
+    add.add_argument("--ranks-a-host", type=_count, default=1, metavar="N", help="ranks of a host (1)")
+    add.add_argument("--device", choices=("cpu", "gpu"), help="where the model computes; the profile's, or gpu")
+    add.add_argument(
+        "--inside", choices=sorted(INSIDE_BYTES_PER_S), help="what joins a host's ranks (memory on CPUs, pcie on GPUs)"
+    )
+    add.add_argument("--batch", type=_count, metavar="N", help="samples of a rank's step, for samples/s")
+    add.add_argument(
+        "--calibrate",
+        type=_measured,
+        default=(),
+        metavar="HOSTS:PERCENT,...",
+        help="efficiencies that were measured on this cluster, such as 1:97.5,2:91",
+    )
+    add.add_argument("--html", metavar="FILE", help="write a page with pictures, which needs no other file")
+    show = commands.add_parser("published", help="the model beside published results: all errors, the bad ones too")
+    for command in (add, show):
+        command.add_argument("--json", action="store_true", help="write JSON to standard output")
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 1 if a file cannot be read or written, or does not fit the arguments."""
+    options = parser().parse_args(arguments)
+    try:
+        print(_published(options) if options.command == "published" else _forecast(options), flush=True)
+    except BrokenPipeError:  # the reader takes only the beginning, as `head` does
+        return 0
+    except InputError as error:
+        print(f"horovod.simulate: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"horovod.simulate: cannot write {error.filename}: {error.strerror}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _published(options: argparse.Namespace) -> str:
+    checks = published.checked()
+    return json.dumps(published.as_json(checks), indent=1) if options.json else published.as_text(checks)
+
+
+def _forecast(options: argparse.Namespace) -> str:
+    made = forecast(_job(options))
+    if options.html is not None:
+        write_whole(options.html, page(made))
+    if options.json:
+        return json.dumps(report.as_json(made), indent=1)
+    return report.as_text(made) + (f"\n\nthe page is {options.html}" if options.html is not None else "")
+
+
+def _job(options: argparse.Namespace) -> Job:
+    profile = _profile(options)
+    fewest = options.hosts[0] * options.ranks_a_host
+    if fewest < profile.busy_ranks:
+        raise InputError(
+            f"--hosts {options.hosts[0]} with --ranks-a-host {options.ranks_a_host} is {fewest} ranks, fewer than the "
+            f"{profile.busy_ranks} of the profile\nhint: begin with more hosts, or record with fewer ranks"
+        )
+    device = options.device or profile.device
+    return Job(
+        profile.work,
+        link_of(options.link),
+        options.hosts,
+        options.ranks_a_host,
+        options.inside or ("memory" if device == "cpu" else "pcie"),
+        "direct" if device == "cpu" else "nccl",
+        options.batch,
+        options.calibrate,
+        profile.halves,
+        profile.busy_ranks,
+    )
+
+
+def _profile(options: argparse.Namespace) -> Profile:
+    if (options.profile is None) == (options.model is None):
+        raise InputError(
+            "expected a profile or --model, one of them\nhint: horovodrun -np 1 --profile FILE records one"
+        )
+    if options.profile is not None:
+        if options.step_ms is not None:
+            raise InputError("--step-ms is for --model: a profile has its own steps")
+        return read_profile(options.profile)
+    if options.step_ms is None:
+        raise InputError("--model needs --step-ms, the time of a step on one rank, in milliseconds")
+    return Profile(of_model(options.model, 1e-3 * options.step_ms), "gpu", 1, False)
+
+
+def _above_0(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number above 0")
+    return value
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) <= _MOST_HOSTS:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number from 1 to {_MOST_HOSTS}")
+    return int(text)
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    counts = tuple(_count(part) for part in text.split(","))
+    if sorted(set(counts)) != list(counts):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected numbers that grow, such as 1,2,4")
+    return counts
+
+
+def _measured(text: str) -> tuple[tuple[int, float], ...]:
+    found: dict[int, float] = {}
+    for part in text.split(","):
+        hosts, _, percent = part.partition(":")
+        value = _above_0(percent)
+        if value > 100 or _count(hosts) in found:
+            raise argparse.ArgumentTypeError(f"{part!r}: expected HOSTS:PERCENT, each number of hosts once")
+        found[_count(hosts)] = value / 100
+    return tuple(sorted(found.items()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""horovodrun --profile: jobs of one and of two ranks leave a profile, which python -m horovod.simulate reads."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from support.jobs import python, run_job
+
+from horovod.simulate.__main__ import main
+
+TRAIN = """
+import torch, horovod.torch as hvd
+hvd.init()
+torch.manual_seed(hvd.rank())
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+unused = torch.nn.Parameter(torch.zeros(3))
+optimizer = torch.optim.SGD([*model.parameters(), unused], lr=0.1)
+names = [*model.named_parameters(), ("unused", unused)]
+optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=names, backward_passes_per_step=PASSES)
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+for step in range(STEPS):
+    optimizer.zero_grad()
+    for _ in range(PASSES):
+        model(torch.randn(4, 8)).square().mean().backward()
+    assert unused.grad is None
+    optimizer.step()
+print("weight", float(model[0].weight[0, 0].detach()), flush=True)
+"""
+
+
+def environment(tmp_path: Path) -> dict[str, str]:
+    return {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}  # torch's folder would stay in TMPDIR
+
+
+def script(steps: int, passes: int = 1) -> list[str]:
+    return python(TRAIN.replace("STEPS", str(steps)).replace("PASSES", str(passes)))
+
+
+@pytest.mark.parametrize(("ranks", "passes"), [(1, 2), (2, 1)])
+def test_a_job_leaves_a_profile_that_can_be_forecast(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], ranks: int, passes: int
+) -> None:
+    env = {**environment(tmp_path), "HOROVOD_REPLICA_CHECK_STEPS": "2", "HOROVOD_REPLICA_CHECK": "error"}
+    done = run_job(tmp_path, "-np", str(ranks), "--profile", "profile.json", script(45, passes), env=env)
+    assert done.code == 0, done
+    assert "the profile of 34 steps is in profile.json" in done.stderr and "warning" not in done.stderr, done
+    content = json.loads((tmp_path / "profile.json").read_text())
+    assert content["busy_ranks"] == ranks and content["device"] == "cpu" and content["packages"]["torch"]
+    gradients = content["gradients"]
+    sizes = dict(zip(gradients["name"], gradients["bytes"], strict=True))
+    assert sizes == {"2.bias": 4, "2.weight": 64, "0.bias": 64, "0.weight": 512, "unused": 12}
+    assert gradients["name"][0].startswith("2.") and gradients["name"][-1] == "unused"
+    assert len(content["step_ms"]) == 34 and content["backward_ms"]["median"] > 0 < content["update_ms"]["median"]
+    words = [word for line in done.stdout.splitlines() for word in line.split()[1:]]
+    assert len(set(words)) == ranks, "ranks train apart"
+    arguments = ["forecast", str(tmp_path / "profile.json"), "--link", "1gbit-tcp", "--ranks-a-host", "2"]
+    assert main(arguments) == 0
+    assert "5 gradients, 0.0 MB, step of a rank " in capsys.readouterr().out
+
+
+def test_a_job_that_leaves_no_profile_says_so(tmp_path: Path) -> None:
+    done = run_job(tmp_path, "-np", "1", "--profile", "profile.json", [sys.executable, "-c", "pass"])
+    assert done.code == 0 and "horovodrun: warning: no profile was written to profile.json\nhint: " in done.stderr
+    done = run_job(tmp_path, "-np", "1", "--profile", "profile.json", script(5), env=environment(tmp_path))
+    assert "it needs 31 training steps, the job made 5" in done.stderr and list(tmp_path.glob("*.json")) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["-np", "2", "-H", "localhost:1,other:1"], "--profile records the ranks of one host, these are on 2\nhint: "),
+        (["-np", "2", "--min-np", "1"], "--profile is not for elastic jobs: their workers come and go\nhint: "),
+    ],
+)
+def test_jobs_that_cannot_be_profiled_are_refused(tmp_path: Path, flags: list[str], text: str) -> None:
+    done = run_job(tmp_path, *flags, "--profile", "profile.json", "true")
+    assert done.code == 2 and text in done.stderr
+    done = run_job(tmp_path, "-np", "1", "--profile", "none/profile.json", "true")
+    assert done.code == 2 and "--profile none/profile.json: No such file or directory\nhint: give a file" in done.stderr

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The recorder of a profile, with a clock that the test turns."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from horovod.gradients.recording import Recorder
+from horovod.simulate.profile import read_profile
+
+
+class Clock:
+    """Milliseconds."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+    def between_ms(self, begin: float, end: float) -> float:
+        return end - begin
+
+
+class Script:
+    """A training script whose steps take 100 ms: input 10, forward 25, backward 50, communication 5, update 10."""
+
+    def __init__(self, path: Path, names: tuple[str, ...] = ("last", "first")) -> None:
+        self.clock = Clock()
+        self.names = names
+        self.recorder = Recorder(str(path), "script", "cpu", 2, lambda size: ("float32", size), self.clock)
+
+    def backward(self, slower_ms: float = 0.0) -> None:
+        self.clock.time += 10
+        self.recorder.zeroed()
+        self.clock.time += 25
+        for place, name in enumerate(self.names):
+            self.recorder.started(name, 4 * (place + 1))
+            self.clock.time += 50 / len(self.names) + slower_ms
+        self.recorder.backward_is_over()
+        self.clock.time += 5
+        self.recorder.reduced()
+
+    def step(self, slower_ms: float = 0.0) -> None:
+        self.backward(slower_ms)
+        self.clock.time += 10
+        self.recorder.updated()
+
+
+def test_the_parts_of_a_step_are_written_after_the_last_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "profile.json"
+    script = Script(path)
+    for _ in range(11):
+        script.step(slower_ms=1000)  # the first ones: not recorded
+    for _ in range(60):
+        assert not path.exists()
+        script.step()
+    assert "horovod: the profile of 60 steps is in " in capsys.readouterr().err
+    script.step(slower_ms=7)
+    script.recorder.end()
+    assert capsys.readouterr().err == ""
+    content = json.loads(path.read_text())
+    medians = {name: content[name]["median"] for name in ("input_ms", "forward_ms", "backward_ms", "update_ms")}
+    assert medians == {"input_ms": 10, "forward_ms": 25, "backward_ms": 50, "update_ms": 10}
+    assert content["step_ms"] == [85] * 60  # without input and communication
+    assert content["gradients"] == {
+        "name": ["last", "first"],
+        "dtype": ["float32", "float32"],
+        "bytes": [4, 8],
+        "ready_ms": [[0, 0, 0], [25, 25, 25]],
+    }
+    assert content["packages"]["numpy"]
+    profile = read_profile(str(path))
+    assert profile.work.name == "script" and profile.busy_ranks == 2
+    assert profile.work.ready_s.tolist() == [0.025, 0.05] and profile.work.step_s == pytest.approx(0.085)
+
+
+def test_a_script_that_ends_early_leaves_what_it_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = Script(tmp_path / "profile.json")
+    for _ in range(31):
+        script.step()
+    script.recorder.end()
+    assert "the profile of 20 steps is in" in capsys.readouterr().err
+    assert len(read_profile(str(tmp_path / "profile.json")).work.samples) == 20
+
+
+def test_too_few_steps_are_said_and_not_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = Script(tmp_path / "profile.json")
+    for _ in range(30):
+        script.step()
+    script.recorder.end()
+    error = capsys.readouterr().err
+    assert "warning: no profile was written: it needs 31 training steps, the job made 30" in error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_step_that_a_gradient_scaler_leaves_out_is_not_recorded(tmp_path: Path) -> None:
+    script = Script(tmp_path / "profile.json")
+    for _ in range(40):
+        script.step()
+    script.backward()  # and no step of the optimizer
+    for _ in range(40):
+        script.step()
+    content = json.loads((tmp_path / "profile.json").read_text())
+    assert content["step_ms"] == [85] * 60
+
+
+def test_a_file_that_cannot_be_written_does_not_end_the_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = Script(tmp_path / "none" / "profile.json")
+    for _ in range(71):
+        script.step()
+    assert "warning: cannot write the profile: " in capsys.readouterr().err
+
+
+def test_a_profile_of_many_gradients_stays_small(tmp_path: Path) -> None:
+    script = Script(
+        tmp_path / "profile.json", tuple(f"a.module.with.a.long.name.{number:04}.weight" for number in range(1500))
+    )
+    for _ in range(71):
+        script.step()
+    text = (tmp_path / "profile.json").read_text()
+    assert len(text) < 100_000 and len(read_profile(str(tmp_path / "profile.json")).work.sizes) == 1500
