@@ -37,7 +37,7 @@ class Fiber {
   ucontext_t inside_{}, outside_{};
   bool ended_ = false;
   std::exception_ptr thrown_;
-  // What the sanitizers know of the stacks; unused without one.
+  // The sanitizers' view of the stacks; unused without a sanitizer.
   [[maybe_unused]] void *kept_inside_ = nullptr, *kept_outside_ = nullptr;
   [[maybe_unused]] const void* outside_stack_ = nullptr;
   [[maybe_unused]] size_t outside_bytes_ = 0;

@@ -54,8 +54,9 @@ class Network {
   Network(const Network&) = delete;
   Network& operator=(const Network&) = delete;
 
-  // Runs body(host) on all hosts at once, until all have returned. The first failure in virtual time, or a host that
-  // waits for what nobody sends. After a success it may be called again: the clocks go on. Throws what a body throws.
+  // Runs body(host) on all hosts at once, until all have returned. The first failure in virtual time, such as that of a
+  // host that waits for a message that no host sends. After a success it may be called again: the clocks go on. Throws
+  // what a body throws.
   Status run(const std::function<Status(int host)>& body);
 
   int hosts() const { return static_cast<int>(hosts_.size()); }

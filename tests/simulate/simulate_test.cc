@@ -4,7 +4,7 @@
 #include <cstdlib>
 
 #include "check.h"
-#include "simulation.h"
+#include "simulate/simulation.h"
 
 using namespace hvd;
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The simulated mesh against sockets: the same messages of the same bytes in the same order, and the same results, for
 // every operation that the shipped code has between hosts.
-#include <algorithm>
 #include <functional>
 #include <map>
 #include <numeric>
@@ -236,10 +235,14 @@ std::vector<Outcome> simulated(const Operation& operation, int size, LinkModel m
   return outcomes;
 }
 
-Record ordered(const Operation& operation, Record record) {
-  const auto by_stream = [](const auto& a, const auto& b) { return a.stream() < b.stream(); };
-  if (operation.by_arrival) std::ranges::stable_sort(record, by_stream);
-  return record;
+// By stream, if that is what has an order.
+Record ordered(const Operation& operation, const Record& record) {
+  if (!operation.by_arrival) return record;
+  std::multimap<decltype(record[0].stream()), RecordingMesh::Message> by_stream;
+  for (const RecordingMesh::Message& message : record) by_stream.emplace(message.stream(), message);
+  Record sorted;
+  for (const auto& [stream, message] : by_stream) sorted.push_back(message);
+  return sorted;
 }
 
 }  // namespace

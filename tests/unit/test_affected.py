@@ -26,6 +26,7 @@ def test_the_table_has_paths_and_tests_that_exist() -> None:
         ("tests/unit/test_lines.py", ["tests/unit/test_lines.py"]),
         ("tests/support/world.py", ["native", "tests"]),
         ("tests/native/mesh_test.cc", ["native"]),
+        ("native/simulate/mesh.cc", ["native", "tests/unit"]),
         ("src/horovod/launcher/host/agent.py", ["tests/cluster", "tests/processes", "tests/unit"]),
     ],
 )

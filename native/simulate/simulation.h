@@ -228,7 +228,7 @@ class Simulation final : public PlainWorld::Owner {
     }
     return text;
   }
-  // As the engine does: whoever waits drives, and lets its leader know.
+  // As in the engine, a rank that waits drives, and lets its leader know.
   void wait(int rank) {
     world_.at_board(rank).waiting = 1;
     rang(world_.map(rank).ranks_here.front());
@@ -247,7 +247,7 @@ class Simulation final : public PlainWorld::Owner {
     world_.take_from_host(host, arriving.from, arriving.frame);
   }
 
-  // What a thread with the driver's token does until there is nothing left.
+  // Does what a thread with the driver's token does, until there is nothing left.
   void drive(int rank) {
     const HostMap& map = world_.map(rank);
     for (bool moved = true; moved && problem_.empty();) {
