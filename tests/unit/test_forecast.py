@@ -331,6 +331,16 @@ def test_the_documentation_shows_what_the_command_prints(capsys: pytest.CaptureF
     assert figures[0] == pytest.approx(figures[1], abs=0.2)
 
 
+def test_the_documentation_has_the_presets() -> None:
+    text = (ROOT / "docs" / "forecast.md").read_text()
+    rows = re.findall(r"^\| `([\w-]+)` \| (\d+) \| (\d+) to (\d+)% \|", text, re.MULTILINE)
+    assert rows == [
+        (link.name, f"{link.gbit:g}", *(f"{100 * part:.0f}" for part in link.utilisation)) for link in PRESETS.values()
+    ]
+    for model in MODELS:
+        assert f"`{model}`" in text
+
+
 @pytest.mark.parametrize(
     ("changes", "text"),
     [

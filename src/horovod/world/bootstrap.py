@@ -421,6 +421,7 @@ class _Start:
                 "transport": self.settings.communicator,
                 "on_gpus": self.settings.on_gpus,
                 "pretend_hosts": ",".join(map(str, self.settings.pretend_hosts)),
+                "profile": self.settings.profile or "none",
                 **{name: getattr(self.settings, name) for name in _TOLD_AS_THEY_ARE},
                 "process_sets": recorded(self.process_sets),
             },

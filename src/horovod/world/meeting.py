@@ -37,6 +37,7 @@ _EQUAL_SETTINGS = (
     ("size", "HOROVOD_SIZE"),
     ("replica_check_steps", "HOROVOD_REPLICA_CHECK_STEPS"),
     ("replica_check_whole", "HOROVOD_REPLICA_CHECK_WHOLE"),
+    ("profile", "HOROVOD_PROFILE"),
     ("dynamic_process_sets", "whether process sets are dynamic (HOROVOD_DYNAMIC_PROCESS_SETS, init)"),
     ("version", "the installed version of Horovod"),
 )
@@ -47,7 +48,7 @@ _TEXT, _NUMBER, _LIST, _TEXT_OR_NONE = (str,), (int,), (list,), (str, type(None)
 WHEREABOUTS: Fields = {**dict.fromkeys(("hostname", "machine"), _TEXT), "reached": _LIST}
 LEADER: Fields = {"rank": _NUMBER, "local_address": _TEXT_OR_NONE, "problem": _TEXT_OR_NONE}
 SETTINGS: Fields = {
-    **dict.fromkeys(("transport", "on_gpus", "pretend_hosts", "version"), _TEXT),
+    **dict.fromkeys(("transport", "on_gpus", "pretend_hosts", "profile", "version"), _TEXT),
     "process_sets": _LIST,
     **dict.fromkeys(("fusion_threshold_bytes", "size", "replica_check_steps"), _NUMBER),
     **dict.fromkeys(("replica_check_whole", "dynamic_process_sets"), _NUMBER),
