@@ -27,7 +27,7 @@ from horovod.simulate.stragglers import MOST_RANKS, slowest
 GUESS = drawn(Ranges(), 50)
 # A batch takes what is ready. If a faster network finds less ready, it may need one batch more: that much is allowed.
 ONE_BATCH = 0.004
-WAYS = ("direct", "nccl", "two-level")
+WAYS = ("direct", "nccl")
 
 
 def median(work: Workload, cluster: Cluster, **values: float) -> float:
@@ -88,7 +88,6 @@ def test_the_formulas_of_an_allreduce_by_hand() -> None:
     assert took(2, "ring") == pytest.approx(ring_s)
     alone_s = 14 * 3.4e-6 + 14 / 8 * size / inside
     assert took(1, "ring") == took(1, "direct") == pytest.approx(alone_s)
-    assert took(4, "two-level") == pytest.approx(6 * 9.6e-6 + 6 / 4 * size / fast + alone_s)
     assert took(4, "direct") == pytest.approx(4 * 9.6e-6 + 6 / 4 * size / fast + alone_s)
     tree_s = 1.9 * (2 * 10 * 9.6e-6 + 14 * 3.4e-6) + 2 * size / fast
     assert took(1024, "nccl") == pytest.approx(tree_s) and took(1024, "ring") > tree_s

@@ -32,7 +32,7 @@ class Cluster:
 
     inside: what joins a host's ranks, a key of INSIDE_BYTES_PER_S. network: tcp or rdma. gbit: the network's nominal
     rate, in Gbit/s a host. way: direct (Horovod's own exchange between hosts, shared memory inside), ring (NCCL's
-    ring), nccl (its ring or its tree, whichever is shorter) or two-level (NCCL with HOROVOD_HIERARCHICAL_ALLREDUCE).
+    ring) or nccl (its ring or its tree, whichever is shorter).
     """
 
     hosts: int
@@ -99,11 +99,6 @@ def batch_s(size: Any, cluster: Cluster, guess: Guess, known_hosts: int) -> Any:
     between = cluster.gbit / 8 * 1e9 * guess.utilisation / _slower(cluster.hosts, guess, known_hosts)
     if cluster.way == "direct":
         return _direct_s(size, cluster, guess, between) + _inside_s(size, cluster, guess, inside)
-    if cluster.way == "two-level":
-        ring = 2 * (cluster.hosts - 1)
-        latency = ring * STEP_S[cluster.network] * guess.latency * guess.messages
-        moved = ring / cluster.hosts * size / between
-        return latency + moved + _inside_s(size, cluster, guess, inside)
     ring_s = _ring_s(size, cluster, guess, inside, between)
     return ring_s if cluster.way == "ring" else np.minimum(ring_s, _tree_s(size, cluster, guess, inside, between))
 

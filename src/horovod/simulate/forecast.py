@@ -163,9 +163,6 @@ def _what_ifs(job: Job, hosts: int, guess: Guess) -> Sequence[WhatIf]:
     if not job.halves:
         halved = job.work.scaled(sizes=0.5)
         add("compression=hvd.Compression.fp16", _points(job, cluster, guess, halved), changes_training=True)
-    if job.way == "nccl" and hosts > 1 and job.ranks_a_host > 1:
-        two_level = dataclasses.replace(cluster, way="two-level")
-        add("HOROVOD_HIERARCHICAL_ALLREDUCE=1", _points(job, two_level, guess))
     twice = job.work.scaled(compute=2.0)
     change = "backward_passes_per_step=2, or twice the batch"
     add(change, _points(job, cluster, guess, twice), changes_training=True)
