@@ -105,8 +105,7 @@ class Collectives(Generic[T]):
             if in_place and adapter.run_known is not None and type(how[0]) is not bool:
                 ended = adapter.run_known(context.requests.prepared, tensor, context.pointer, ALLREDUCE, name, how)
             if not isinstance(ended, bool):
-                operation = after_run(context, ended, tensor)
-                staged = output = tensor
+                operation, staged, output = after_run(context, ended, tensor), tensor, tensor
             else:
                 staged, request = self._staged(context, tensor, name, how, in_place)
                 source = adapter.address(staged)
