@@ -51,10 +51,15 @@ inline int links_for(size_t bytes, int links_per_peer) {
   constexpr size_t kManyLinksBytes = size_t{1} << 20;
   return bytes >= kManyLinksBytes ? links_per_peer : 1;
 }
-// The elements of a chunk of a direct allreduce. At least two chunks if the batch is large enough to be cut at all.
+// The elements of a chunk of a direct allreduce. At least two chunks if the batch is large enough to be cut at all, so
+// that one is folded while the other is under way. But each chunk is two messages to every other member: among many
+// members, small ones take longer than they save.
 inline int64_t direct_chunk_elements(int64_t count, size_t element_bytes, int members, Mesh::MessageBytes limits) {
-  const size_t half = static_cast<size_t>(count) * element_bytes / (2 * static_cast<size_t>(members));
-  const size_t share = round_up_to_units(std::clamp(half, limits.least_reduced, limits.most_reduced));
+  constexpr int kManyMembers = 32;
+  constexpr size_t kSmallShare = size_t{32} << 10;
+  const size_t whole = static_cast<size_t>(count) * element_bytes / static_cast<size_t>(members);
+  const size_t wanted = members >= kManyMembers && whole < kSmallShare ? whole : whole / 2;
+  const size_t share = round_up_to_units(std::clamp(wanted, limits.least_reduced, limits.most_reduced));
   return std::min(count, static_cast<int64_t>(share / element_bytes) * members);
 }
 

@@ -47,20 +47,25 @@ TEST(over_a_mesh_small_inputs_go_whole_to_all_members) {
   EXPECT(plan::links_for(1 * kMi, 2) == 2);
 }
 
-TEST(a_direct_allreduce_has_two_chunks_or_more) {
+TEST(a_direct_allreduce_has_two_chunks_or_more_but_for_small_shares_of_many_members) {
   for (const int members : {2, 3, 4, 16, 1024}) {
     for (const size_t bytes : {20 * kKi, 1 * kMi, 16 * kMi}) {
       const auto count = static_cast<int64_t>(bytes / 4);
       const int64_t elements = plan::direct_chunk_elements(count, 4, members, kLimits);
       const int64_t chunks = plan::pieces_of(count, elements), share = elements / members * 4;
       EXPECT(share <= static_cast<int64_t>(kLimits.most_reduced));
-      const bool is_cut = bytes / static_cast<size_t>(members) > kLimits.least_reduced;
+      const size_t whole = bytes / static_cast<size_t>(members);
+      const bool is_cut = whole > kLimits.least_reduced && (members < 32 || whole >= 32 * kKi);
       EXPECT(is_cut ? chunks >= 2 && share % 64 == 0 : elements == count);
     }
   }
   EXPECT(plan::direct_chunk_elements(262144, 4, 4, kLimits) == 131072);   // 1 MiB: two chunks
   EXPECT(plan::direct_chunk_elements(4194304, 4, 4, kLimits) == 262144);  // 16 MiB: 16 of 4 shares of 256 KiB
   EXPECT(plan::direct_chunk_elements(100, 4, 64, kLimits) == 100);        // too few to be cut
+  // 1 MiB among many: one chunk. From shares of 32 KiB on, two again.
+  EXPECT(plan::direct_chunk_elements(262144, 4, 31, kLimits) < 262144 / 2 + 31 * 16);
+  EXPECT(plan::direct_chunk_elements(262144, 4, 33, kLimits) == 262144);
+  EXPECT(plan::direct_chunk_elements(524288, 4, 64, kLimits) == 262144);
 }
 
 TEST(over_hosts_pieces_are_of_whole_shares) {
