@@ -39,3 +39,14 @@ def test_moments_on_a_gpu_are_events_of_its_stream(monkeypatch: pytest.MonkeyPat
     moments = [clock.now() for _ in range(3)]
     assert not any(event.waited for event in moments), "backward would wait for the GPU"
     assert clock.between_ms(moments[0], moments[2]) == 3.0
+
+
+def test_adasum_cannot_be_profiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its ranks step by themselves: there are no gradients that wait."""
+    import horovod.torch as hvd
+
+    monkeypatch.setenv("HOROVOD_PROFILE", "profile.json")
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="op=Adasum cannot be profiled"):
+        hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), op=hvd.Adasum)

@@ -169,7 +169,7 @@ def test_a_forecast_has_a_band_causes_and_what_would_help() -> None:
     assert gains == sorted(gains, reverse=True) and gains[0] > 5
     assert {one.change for one in made.what_ifs if one.changes_training} == {
         "compression=hvd.Compression.fp16",
-        "backward_passes_per_step=2, or twice the batch",
+        "twice the batch, or twice backward_passes_per_step",
     }
     assert forecast(JOB) == made, "the same question has the same answer"
 
@@ -217,7 +217,7 @@ def written(tmp_path: Path, **changes: Any) -> str:
 def test_a_link_that_was_measured_stays_as_it_was_measured() -> None:
     """A preset is a guess, which an efficiency of the cluster corrects."""
     link = dataclasses.replace(JOB.link, utilisation=(0.5, 0.6), latency_us=(15, 90), overhead_us=(2, 4))
-    known = dataclasses.replace(JOB, link=link, known=((1, 0.95),))
+    known = dataclasses.replace(JOB, link=link, known=((2, 0.95),))
     assert known.ranges.utilisation == Ranges.utilisation and known.ranges.jitter == Ranges.jitter
     measured = dataclasses.replace(known, link=dataclasses.replace(link, hosts=2))
     assert measured.ranges.utilisation == (0.5, 0.6) and measured.known_hosts == 2
@@ -389,7 +389,7 @@ def test_a_link_that_does_not_fit_is_an_error_that_names_the_field(
         (["profile", "--model", "vgg16"], "expected a profile or --model, one of them"),
         (["--model", "vgg16"], "--model needs --step-ms"),
         (["profile", "--step-ms", "3"], "--step-ms is for --model"),
-        (["profile", "--hosts", "1,2"], "--hosts 1 with --ranks-a-host 1 is 1 ranks, fewer than the 2 of the profile"),
+        (["profile", "--ranks-a-host", "1"], "--hosts 1 with --ranks-a-host 1 is 1 rank, fewer than the 2 of the"),
         (["none.json"], "cannot read none.json: No such file"),
         (["--model", "vgg16", "--step-ms", "3", "--html", "none/page.html"], "cannot write none/page.html: No such"),
     ],

@@ -93,8 +93,17 @@ def test_too_few_steps_are_said_and_not_written(tmp_path: Path, capsys: pytest.C
         script.step()
     script.recorder.end()
     error = capsys.readouterr().err
-    assert "warning: no profile was written: it needs 31 training steps, the job made 30" in error
+    assert "warning: no profile was written: it needs 31 training steps, the job made 30, of which 29 can" in error
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_script_whose_input_is_not_seen_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = Script(tmp_path / "profile.json")
+    script.recorder.zeroed = lambda: None  # type: ignore[method-assign]
+    for _ in range(71):
+        script.step()
+    assert "so the time for the input counts as forward\nhint: call it after the batch" in capsys.readouterr().err
+    assert read_profile(str(tmp_path / "profile.json")).work.samples[0] == 95
 
 
 def test_a_step_that_a_gradient_scaler_leaves_out_is_not_recorded(tmp_path: Path) -> None:

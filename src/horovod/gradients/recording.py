@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 
 class Clock(Protocol):
-    """Moments, and the time between them; on a GPU both are known later only."""
+    """Moments, and the time between them; on a GPU they are known once the stream has got there."""
 
     def now(self) -> Any:
         """Never blocks."""
@@ -69,7 +69,7 @@ class WallClock:
 
 
 class Apart(Generic[T]):
-    """A reduction that is none: of a rank that trains apart."""
+    """In place of a reduction: gives back the rank's own tensor."""
 
     def __init__(self, tensor: T, name: str) -> None:
         self._tensor = tensor
@@ -115,6 +115,8 @@ class Recorder:
         self._described: dict[str, tuple[str, int]] = {}
         self._steps: list[_Step] = []
         self._step = _Step(None)
+        self._updates = 0
+        self._knows_input = False
         self._is_over = False
 
     def started(self, name: str, gradient: Any) -> None:
@@ -137,14 +139,16 @@ class Recorder:
             self._step.reduced = self._clock.now()
 
     def zeroed(self) -> None:
-        """The script has called zero_grad(). Before a backward: it has its input by now, if it does so as most do."""
+        """Called before backward, it marks the step's begin: most scripts have loaded their batch by then."""
         if not self._is_over and not self._step.ready:
             self._step.begin = self._clock.now()
+            self._knows_input = True
 
     def updated(self) -> None:
         """The optimizer has made its step."""
         if self._is_over:
             return
+        self._updates += 1
         step, now = self._step, self._clock.now()
         self._step = _Step(now)
         if step.ready and step.over is not None and step.reduced is not None and step.before is not None:
@@ -161,15 +165,20 @@ class Recorder:
         steps = self._steps[_DROPPED:]
         if len(steps) < FEWEST_STEPS:
             fewest = _DROPPED + FEWEST_STEPS + 1
-            made = len(self._steps) + 1
-            _say(f"warning: no profile was written: it needs {fewest} training steps, the job made {made}")
+            steps_made = f"the job made {self._updates}, of which {len(self._steps)} can be used"
+            _say(f"warning: no profile was written: it needs {fewest} training steps, {steps_made}")
             return
         try:
             write_whole(self._path, self._text(steps))
         except OSError as error:
             _say(f"warning: cannot write the profile: {error.filename}: {error.strerror}")
             return
-        _say(f"the profile of {len(steps)} steps is in {self._path}")
+        _say(f"the profile of {len(steps)} steps is in {self._path}; end the job, and do not keep what it has trained")
+        if not self._knows_input:
+            _say(
+                "warning: the optimizer's zero_grad() was not called before backward, so the time for the input counts "
+                "as forward\nhint: call it after the batch is loaded"
+            )
 
     def _text(self, steps: Sequence[_Step]) -> str:
         text = self._json(steps, list(self._described))
@@ -233,9 +242,14 @@ def recorder_of_job(device: str, describe: Callable[[Any], tuple[str, int]], clo
     """The recorder for the optimizer that is being wrapped; None on other ranks than 0, and for a second optimizer."""
     global _taken
     settings = Settings.from_environment()
-    if _taken or not settings.profile or contexts.rank() != 0:
+    if not settings.profile or contexts.rank() != 0:
+        return None
+    if _taken:
+        _say("warning: the profile is of the first DistributedOptimizer; this is another one")
         return None
     _taken = True
-    made = Recorder(settings.profile, Path(sys.argv[0]).stem or "python", device, contexts.size(), describe, clock)
+    _say("HOROVOD_PROFILE is set: the ranks train apart, gradients are not reduced")
+    busy_ranks = int(contexts.current().world.identity.local_size)
+    made = Recorder(settings.profile, Path(sys.argv[0]).stem or "python", device, busy_ranks, describe, clock)
     atexit.register(made.end)
     return made

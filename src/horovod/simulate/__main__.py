@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Sequence
 
+from horovod.core.wording import counted
 from horovod.simulate import published, report
 from horovod.simulate.costs import INSIDE_BYTES_PER_S
 from horovod.simulate.errors import InputError
@@ -38,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
         "--link", required=True, metavar="LINK", help=f"the network between hosts: {', '.join(PRESETS)}, or a file"
     )
     add.add_argument("--hosts", type=_counts, default=_HOSTS, metavar="N,N", help="numbers of hosts, ascending")
-    add.add_argument("--ranks-a-host", type=_count, default=1, metavar="N", help="ranks of a host (1)")
+    add.add_argument("--ranks-a-host", type=_count, metavar="N", help="ranks of a host (those of the profile, or 1)")
     add.add_argument("--device", choices=("cpu", "gpu"), help="where the model computes; the profile's, or gpu")
     add.add_argument(
         "--inside", choices=sorted(INSIDE_BYTES_PER_S), help="what joins a host's ranks (memory on CPUs, pcie on GPUs)"
@@ -69,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"horovod.simulate: {error}", file=sys.stderr)
         return 1
     except OSError as error:
-        print(f"horovod.simulate: cannot write {error.filename}: {error.strerror}", file=sys.stderr)
+        print(f"horovod.simulate: cannot write {error.filename or 'the output'}: {error.strerror}", file=sys.stderr)
         return 1
     return 0
 
@@ -90,18 +91,21 @@ def _forecast(options: argparse.Namespace) -> str:
 
 def _job(options: argparse.Namespace) -> Job:
     profile = _profile(options)
-    fewest = options.hosts[0] * options.ranks_a_host
+    ranks_a_host = options.ranks_a_host or profile.busy_ranks
+    fewest = options.hosts[0] * ranks_a_host
     if fewest < profile.busy_ranks:
         raise InputError(
-            f"--hosts {options.hosts[0]} with --ranks-a-host {options.ranks_a_host} is {fewest} ranks, fewer than the "
-            f"{profile.busy_ranks} of the profile\nhint: begin with more hosts, or record with fewer ranks"
+            f"--hosts {options.hosts[0]} with --ranks-a-host {ranks_a_host} is {counted(fewest, 'rank')}, fewer than "
+            f"the {profile.busy_ranks} of the profile\nhint: --ranks-a-host {profile.busy_ranks}"
         )
+    if ranks_a_host == 1 and any(hosts == 1 for hosts, _ in options.calibrate):
+        raise InputError("--calibrate 1: one rank on one host is 100%\nhint: measure two hosts")
     device = options.device or profile.device
     return Job(
         profile.work,
         link_of(options.link),
         options.hosts,
-        options.ranks_a_host,
+        ranks_a_host,
         options.inside or ("memory" if device == "cpu" else "pcie"),
         "direct" if device == "cpu" else "nccl",
         options.batch,
@@ -151,11 +155,16 @@ def _counts(text: str) -> tuple[int, ...]:
 def _measured(text: str) -> tuple[tuple[int, float], ...]:
     found: dict[int, float] = {}
     for part in text.split(","):
-        hosts, _, percent = part.partition(":")
-        value = _above_0(percent)
-        if value > 100 or _count(hosts) in found:
-            raise argparse.ArgumentTypeError(f"{part!r}: expected HOSTS:PERCENT, each number of hosts once")
-        found[_count(hosts)] = value / 100
+        hosts, _, percent = part.strip().partition(":")
+        try:
+            count, value = _count(hosts), _above_0(percent.removesuffix("%"))
+        except argparse.ArgumentTypeError:
+            count = value = 0
+        if not 0 < value <= 100:
+            raise argparse.ArgumentTypeError(f"{part!r}: expected HOSTS:PERCENT, such as 2:91.9")
+        if count in found:
+            raise argparse.ArgumentTypeError(f"{part!r}: expected each number of hosts once")
+        found[count] = value / 100
     return tuple(sorted(found.items()))
 
 

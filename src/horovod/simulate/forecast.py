@@ -18,6 +18,7 @@ from horovod.simulate.stragglers import spread_of
 __all__ = ["CAUSES", "WIDE_POINTS", "Forecast", "Job", "Row", "WhatIf", "forecast"]
 
 WIDE_POINTS = 15.0
+_EXPLAINED_POINTS = 3.0  # what is measured differs by so much from one run to the next
 _CLOSING = Closing()
 # Of one rank's steps where no sample is known, and of what a few samples tell.
 _JITTER = (0.01, 0.03)
@@ -57,6 +58,11 @@ class Job:
         return Cluster(hosts, self.ranks_a_host, self.inside, self.link.network, self.link.gbit, self.way)
 
     @property
+    def is_recorded(self) -> bool:
+        """True if the step is that of a profile."""
+        return bool(self.work.samples)
+
+    @property
     def known_hosts(self) -> int:
         """As many hosts were measured."""
         return max(self.link.hosts, max((hosts for hosts, _ in self.known), default=1))
@@ -65,7 +71,7 @@ class Job:
     def ranges(self) -> Ranges:
         """The ranges to draw from: measurements of the job tell more of the network than a preset does."""
         ranges = self.link.ranges
-        if self.known and self.link.hosts == 1:
+        if self.known_hosts > 1 and self.link.hosts == 1:
             ranges = dataclasses.replace(ranges, utilisation=Ranges.utilisation)
         if self.way == "direct" and self.link.interference is not None:  # it was measured on CPUs
             ranges = dataclasses.replace(ranges, interference=self.link.interference)
@@ -118,6 +124,11 @@ class Forecast:
     def is_wide(self) -> bool:
         return any(row.band.width > WIDE_POINTS for row in self.rows)
 
+    @property
+    def miss(self) -> float:
+        """Points by which the model misses what was measured, at most; 0 if it can explain all of it."""
+        return _miss(self.errors)
+
 
 def forecast(job: Job) -> Forecast:
     """Takes a second or two."""
@@ -125,7 +136,7 @@ def forecast(job: Job) -> Forecast:
     guess = agreeing(measured, job.ranges)
     misses = (float(np.median(point.forecast(guess, job.known_hosts))) - point.efficiency for point in measured)
     errors = tuple((hosts, 100 * miss) for (hosts, _), miss in zip(job.known, misses, strict=True))
-    rows = tuple(_row(job, hosts, guess) for hosts in job.hosts)
+    rows = tuple(_row(job, hosts, guess, _miss(errors)) for hosts in job.hosts)
     gains = sorted(_what_ifs(job, job.hosts[-1], guess), key=lambda one: -one.gain.middle)
     return Forecast(job, rows, tuple(gains), errors)
 
@@ -134,10 +145,17 @@ def _points(job: Job, cluster: Cluster, guess: Guess, work: Workload | None = No
     return 100 * efficiency(work or job.work, cluster, guess, _CLOSING, job.known_hosts)
 
 
-def _row(job: Job, hosts: int, guess: Guess) -> Row:
+def _miss(errors: Sequence[tuple[int, float]]) -> float:
+    worst = max((abs(points) for _, points in errors), default=0.0)
+    return worst if worst > _EXPLAINED_POINTS else 0.0
+
+
+def _row(job: Job, hosts: int, guess: Guess, miss: float) -> Row:
     cluster = job.cluster(hosts)
     reached = _points(job, cluster, guess)
     band = band_of(reached)
+    if cluster.ranks > 1:
+        band = Band(max(0.0, band.low - miss), band.middle, max(band.high, min(100.0, band.high + miss)))
     causes = {
         name: max(0.0, float(np.median(_points(job, cluster, without(guess)) - reached)))
         for name, without in CAUSES.items()
@@ -164,6 +182,6 @@ def _what_ifs(job: Job, hosts: int, guess: Guess) -> Sequence[WhatIf]:
         halved = job.work.scaled(sizes=0.5)
         add("compression=hvd.Compression.fp16", _points(job, cluster, guess, halved), changes_training=True)
     twice = job.work.scaled(compute=2.0)
-    change = "backward_passes_per_step=2, or twice the batch"
+    change = "twice the batch, or twice backward_passes_per_step"
     add(change, _points(job, cluster, guess, twice), changes_training=True)
     return found

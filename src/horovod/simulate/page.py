@@ -23,7 +23,7 @@ def page(made: Forecast) -> str:
     shown = [
         (f"{last.band.middle:.1f}%", f"efficiency on {counted(last.ranks, 'rank')}"),
         (f"{last.band.low:.0f} to {last.band.high:.0f}%", "its 90% band"),
-        (last.limit or "nothing", "limits it"),
+        (last.limit or ("nothing" if last.band.middle > 99 else "no single cause"), "limits it"),
     ]
     parts = [
         begin(f"Forecast of {made.job.work.name}"),

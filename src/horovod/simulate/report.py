@@ -41,10 +41,20 @@ def assumptions(made: Forecast) -> str:
 
 
 def hints(made: Forecast) -> Iterator[str]:
-    """The acts that come before all numbers; none if the band is narrow."""
-    if not made.is_wide:
-        return
+    """What comes before all numbers; nothing if they can be trusted."""
     job = made.job
+    if made.miss:
+        yield (
+            f"warning: the model cannot explain what was measured: it is {made.miss:.0f} points off, so each band is "
+            "wider by that\nhint: measure again; the input or another job may limit the speed, not the network"
+        )
+    if job.is_recorded and job.busy_ranks != job.ranks_a_host:
+        yield (
+            f"warning: the profile is of {counted(job.busy_ranks, 'busy rank')} on its host, not of {job.ranks_a_host}"
+            f"\nhint: horovodrun -np {job.ranks_a_host} --profile FILE records a rank with busy neighbours"
+        )
+    if not made.is_wide or made.miss:
+        return
     wide = f"hint: a band is wider than {WIDE_POINTS:.0f} points: measure"
     if job.way == "direct" and job.link.hosts == 1:
         yield f"{wide} the link: horovodrun -np 2 -H host1:1,host2:1 python -m horovod.bench link"
@@ -99,6 +109,7 @@ def as_json(made: Forecast) -> dict[str, Any]:
         "measured": [{"hosts": hosts, "efficiency": 100 * value} for hosts, value in job.known],
         "errors": [{"hosts": hosts, "points": error} for hosts, error in made.errors],
         "is_wide": made.is_wide,
+        "miss": made.miss,
         "rows": [_row_as_json(row) for row in made.rows],
         "what_ifs": [
             {

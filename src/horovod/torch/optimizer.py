@@ -287,12 +287,16 @@ def DistributedOptimizer(
     if num_groups:
         warnings.warn("num_groups is deprecated; use groups", DeprecationWarning, stacklevel=2)
     _check_groups(options.groups, parameters)
+    profiled = is_profiled()
     if options.is_adasum:
+        if profiled:
+            raise InvalidRequestError(
+                "op=Adasum cannot be profiled\nhint: profile with op=Average, or unset HOROVOD_PROFILE"
+            )
         return adasum_optimizer(optimizer, names, options)
 
     wrapped = wrapped_as(optimizer, _DistributedOptimizer)
     gradients = ParameterGradients(options)
-    profiled = is_profiled()
     start = Apart if profiled else compressing(gradients.start, options.compression, gradients.tell)
     passes = int(options.backward_passes_per_step)
     wrapped._hvd_reducer = GradientReducer(gradients, start, passes, reduces_again=op == Average)

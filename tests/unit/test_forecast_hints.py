@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a forecast says before its numbers: a measurement that the model cannot explain, a profile of other ranks."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from horovod.simulate.__main__ import main
+
+MODEL = ("forecast", "--model", "resnet50", "--step-ms", "294", "--link", "25gbit-cloud", "--ranks-a-host", "8")
+
+
+def made(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    assert main([*MODEL, "--json", *arguments]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_measurement_that_the_model_cannot_explain_widens_the_band_and_is_the_first_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([*MODEL, "--calibrate", "2:100,4:20", "--hosts", "4,8"]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith("warning: the model cannot explain what was measured: it is ")
+    found = made(capsys, "--calibrate", "2:100,4:20", "--hosts", "4,8")
+    assert found["miss"] == max(abs(error["points"]) for error in found["errors"]) > 20
+    for row in found["rows"]:
+        low, high = row["band"]
+        assert high - row["efficiency"] >= found["miss"] and (low == 0 or row["efficiency"] - low >= found["miss"])
+
+
+def test_a_measurement_that_the_model_explains_narrows_the_band(capsys: pytest.CaptureFixture[str]) -> None:
+    (without,) = made(capsys, "--hosts", "8")["rows"]
+    found = made(capsys, "--calibrate", "1:97.5,2:92%", "--hosts", "8")
+    low, high = found["rows"][0]["band"]
+    assert found["miss"] == 0 and high - low < (without["band"][1] - without["band"][0]) / 2
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ("x", "'x': expected HOSTS:PERCENT, such as 2:91.9"),
+        ("1:101", "'1:101': expected HOSTS:PERCENT"),
+        ("2:91, 2:90", "' 2:90': expected each number of hosts once"),
+    ],
+)
+def test_a_measurement_that_is_none_is_refused(given: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([*MODEL, "--calibrate", given])
+    assert text in capsys.readouterr().err
+
+
+def test_one_rank_on_one_host_is_no_measurement(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*MODEL[:-2], "--calibrate", "1:100,2:90"]) == 1
+    assert "--calibrate 1: one rank on one host is 100%\nhint: " in capsys.readouterr().err
