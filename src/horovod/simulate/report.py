@@ -41,7 +41,7 @@ def assumptions(made: Forecast) -> str:
 
 
 def hints(made: Forecast) -> Iterator[str]:
-    """What comes before all numbers; nothing if they can be trusted."""
+    """Warnings and acts that stand before all numbers; none if these can be trusted."""
     job = made.job
     if made.miss:
         yield (
