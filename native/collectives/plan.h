@@ -3,8 +3,8 @@
 // links, and into which pieces it is cut. Communicators and algorithms ask here, and so does a simulator that wants to
 // know what they would do without running them. All members have the same sizes, so they get the same answers.
 //
-// Pure. Two choices are not here, because they are measured while a job runs: how stores go (communicators/shm/), and
-// how many members of a host carry data (communicators/hierarchical/).
+// Pure. Two choices are not here, because they are measured while a job runs: which store instructions are used
+// (communicators/shm/), and how many members of a host carry data (communicators/hierarchical/).
 #pragma once
 
 #include <algorithm>
@@ -69,8 +69,8 @@ inline bool goes_in_pieces(size_t bytes) {
   constexpr size_t kLeast = size_t{256} << 10;
   return bytes >= kLeast;
 }
-// The elements of a piece. The share of a carrier's part that one host sends to another is small enough that pieces
-// overlap, and large enough that a system call moves much.
+// The elements of a piece. A piece is cut so that each message between two hosts has 32 to 256 KiB: small enough for
+// pieces to overlap, large enough for few system calls.
 inline int64_t piece_elements(int64_t count, size_t element_bytes, int hosts, int carriers) {
   constexpr int64_t kLeastPieces = 8, kLeastShare = int64_t{32} << 10, kMostShare = int64_t{256} << 10;
   const int64_t bytes = count * static_cast<int64_t>(element_bytes), shares = int64_t{carriers} * hosts;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The members of a simulated host as one communicator: operations take time, and nothing else. For what runs between
-// hosts and inside them by turns (communicators/hierarchical/allreduce.h), on the fiber of the host.
+// The members of a simulated host as one communicator: operations take time, and nothing else. For algorithms that
+// alternate between hosts and inside a host (communicators/hierarchical/allreduce.h), on the fiber of the host.
 //
 // The time is an estimate, to be seen beside that of the links: so many waits for another member, and so many bytes
 // through memory, all at one rate. The number of each follows from the algorithm that plan.h names.

@@ -3,10 +3,10 @@
 // messages as TcpMesh does, and each message takes the receive that stands first on its link. A host sends in the order
 // of the calls, a turn at a time.
 //
-// Of what a TcpMesh costs there is one number for each message that is sent or taken. Its turns over all sockets, and
-// what the kernel keeps in a socket, are not simulated: a message has left when its last byte is on the link.
+// A TcpMesh's processor time is one constant per message sent and one per message received. Its turns over all sockets,
+// and what the kernel keeps in a socket, are not simulated: a message has left when its last byte is on the link.
 //
-// Borrows the network, whose hosts call it, each its own.
+// Does not own the network. Each host calls only its own mesh.
 #pragma once
 
 #include <cstddef>

@@ -4,9 +4,8 @@
 //
 // A host has one processor and one link. Its processor is busy for `send_ns` for each message that it sends and for
 // `receive_ns` for each that it takes (LogGP's o), and for as long as pass() says. Its link carries one message at a
-// time in each direction: what is sent leaves in the order of the calls, and reaches the receiver's end `latency_ns`
-// later, where messages that come from several hosts at once wait for each other. Nothing is lost, and no buffer is
-// full.
+// time in each direction: what is sent leaves in the order of the calls, and arrives `latency_ns` later. Messages that
+// arrive at one host together wait for each other. Nothing is lost, and no buffer is full.
 //
 // Events happen in the order of (time, sequence), so the same bodies always make the same run. One thread.
 #pragma once
@@ -54,9 +53,9 @@ class Network {
   Network(const Network&) = delete;
   Network& operator=(const Network&) = delete;
 
-  // Runs body(host) on all hosts at once, until all have returned. The first failure in virtual time, such as that of a
-  // host that waits for a message that no host sends. After a success it may be called again: the clocks go on. Throws
-  // what a body throws.
+  // Runs body(host) on all hosts at once, until all have returned. Returns the first failure in virtual time, such as
+  // that of a host that waits for a message that no host sends. After a success it may be called again: the clocks go
+  // on. Throws what a body throws.
   Status run(const std::function<Status(int host)>& body);
 
   int hosts() const { return static_cast<int>(hosts_.size()); }

@@ -26,7 +26,7 @@ struct SimulatedStep {
   bool shuffled = false;        // each rank submits in an order, and at a pace, of its own
   int late_rank = -1;           // submits its first name late
   std::vector<bool> absent;     // by rank: has joined before; empty: none
-  bool joins = false;           // at its end all ranks join: those that are absent have done so before
+  bool joins = false;           // at its end all ranks that have not joined yet do so
   std::vector<bool> dead = {};  // by host: gone before this step; empty: none
 };
 

@@ -2,8 +2,8 @@
 // A whole world of Members and Leaders in one thread, over plain hosts: what the simulator and a fuzz target drive.
 //
 // Nothing moves by itself: the owner says who submits, which frame arrives, which rank reads its log, which leader
-// speaks. A frame that is sent, or a bell that is rung, is told to the owner. A failure that a class of ours returns
-// ends the world: failure() says why.
+// speaks. A frame that is sent, or a bell that is rung, is told to the owner. The first failed Status stops the
+// simulation: failure() says why.
 #pragma once
 
 #include <functional>

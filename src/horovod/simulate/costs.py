@@ -57,7 +57,7 @@ class Guess:
     uneven: how much later ranks are on many hosts, beside that, as a part of the step: hosts are not equally fast.
     fabric: how much longer data takes on far more hosts than were measured. inside: a multiple of INSIDE_BYTES_PER_S.
     phase: where in a cycle of the closing rules backward begins, 0 to 1. scatter: of measurements, as a part of the
-    step. negotiation, messages: multiples of their time, to leave it out.
+    step. negotiation, messages: factors: 1, or 0 to leave that cause out.
     """
 
     utilisation: Any
@@ -89,7 +89,7 @@ class Guess:
 def batch_s(size: Any, cluster: Cluster, guess: Guess, known_hosts: int) -> Any:
     """Seconds that an allreduce of `size` bytes takes: arrays of shape (draws,).
 
-    known_hosts: as many were measured; the network's fabric may be slower for more.
+    known_hosts: the largest number of hosts that was measured; the network may be slower for more.
     """
     if cluster.ranks == 1:
         return np.zeros(guess.draws)

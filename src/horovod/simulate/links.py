@@ -7,13 +7,23 @@ import dataclasses
 
 from horovod.simulate.costs import STEP_S
 from horovod.simulate.draws import Range, Ranges
-from horovod.simulate.errors import InputError, number, pair, read_json
+from horovod.simulate.errors import InputError, number, pair, read_json, shown, unfit, whole
 
 __all__ = ["FASTER_GBIT", "FORMAT", "PRESETS", "VERSION", "Link", "link_of"]
 
 FORMAT = "horovod-link"
 VERSION = 1
 FASTER_GBIT = (1, 10, 25, 40, 100, 200, 400)
+_LEAST_GBIT = 0.001
+_MOST_HOSTS = 100_000
+# The lowest and the highest value that a file may give. A percentage in place of a part is above the highest.
+_LIMITS: dict[str, Range] = {
+    "utilisation": (1e-4, 1.0),
+    "latency_us": (1e-3, 1e6),
+    "overhead_us": (1e-3, 1e6),
+    "interference": (0.0, 5.0),
+}
+_FIELDS = ("format", "version", "network", "gbit", "hosts", *_LIMITS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +33,7 @@ class Link:
     network: tcp or rdma. gbit: nominal rate of a host, in Gbit/s. utilisation: the part of it that an allreduce
     reaches, 0 to 1, lowest and highest. latency_us: of a step of an allreduce. overhead_us: processor time of a message
     at either end. interference: how much slower a CPU computes while data moves; 0.1: by a tenth. source: where the
-    numbers are from. hosts: as many were measured; 1: none.
+    numbers are from. hosts: how many were measured; 1: none.
     """
 
     name: str
@@ -46,6 +56,13 @@ class Link:
             latency=(low / step_us, high / step_us),
             overhead_s=(1e-6 * self.overhead_us[0], 1e-6 * self.overhead_us[1]),
         )
+
+    @property
+    def origin(self) -> str:
+        """How its numbers came about, for readers."""
+        if self.hosts > 1:
+            return f"measured on {self.hosts} hosts"
+        return f"from a {'table' if self.name in PRESETS else 'file'}, not measured"
 
     def faster(self) -> float | None:
         """The rate of the next faster network, in Gbit/s; None if there is none."""
@@ -72,17 +89,23 @@ def link_of(text: str) -> Link:
         return PRESETS[text]
     if not text.endswith(".json"):
         raise InputError(f"--link {text}: expected a file *.json, or one of {', '.join(PRESETS)}")
-    content = read_json(text, FORMAT, VERSION)
+    content = read_json(text, FORMAT, VERSION, "a link file", f"write version {VERSION}")
+    unknown = [name for name in content if name not in _FIELDS]
+    if unknown:
+        raise InputError(f"{text}: field {shown(unknown[0])}: not known, expected one of {', '.join(_FIELDS)}")
     network = content.get("network")
     if network not in ("tcp", "rdma"):
-        raise InputError(f'{text}: field "network": expected "tcp" or "rdma", got {network!r}')
-    gbit = number(content, "gbit", text)
-    if gbit == 0:
-        raise InputError(f'{text}: field "gbit": expected a number above 0, got 0')
-    optional: dict[str, Range] = {
-        name: pair(content, name, text) for name in ("latency_us", "overhead_us") if name in content
+        raise unfit(text, "network", '"tcp" or "rdma"', network)
+    ranges = {
+        name: pair(content.get(name), name, text, least, most)
+        for name, (least, most) in _LIMITS.items()
+        if name in content or name == "utilisation"
     }
-    if "interference" in content:
-        optional["interference"] = pair(content, "interference", text, may_be_0=True)
-    hosts = int(number(content, "hosts", text)) if "hosts" in content else 1
-    return Link(text, network, gbit, pair(content, "utilisation", text), text, hosts=max(1, hosts), **optional)
+    return Link(
+        text,
+        network,
+        number(content.get("gbit"), "gbit", text, _LEAST_GBIT),
+        source=text,
+        hosts=whole(content.get("hosts", 1), "hosts", text, 1, _MOST_HOSTS),
+        **ranges,
+    )

@@ -4,20 +4,35 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from horovod.gradients.recording import FEWEST_STEPS, FORMAT, VERSION
-from horovod.simulate.errors import InputError, number, read_json, table
+from horovod.simulate.errors import InputError, number, read_json, table, unfit, whole
 from horovod.simulate.step import Workload
 
 __all__ = ["Profile", "read_profile"]
 
+_MOST_RANKS = 100_000
+_MOST_BYTES = 10**15
+_LEAST_MS = 0.001  # the last digit that is recorded
+
+
+class _Gradients(NamedTuple):
+    """Columns of the file, one row for each gradient. ready_ms: medians."""
+
+    dtypes: list[str]
+    sizes: list[int]
+    ready_ms: list[float]
+
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """A workload, and what the forecast says of its origin. device: cpu or gpu. busy_ranks: they ran side by side."""
+    """A workload, and what the forecast says of its origin.
+
+    device: cpu or gpu. busy_ranks: as many trained side by side. halves: most bytes of the gradients are of 16 bits.
+    """
 
     work: Workload
     device: str
@@ -27,42 +42,66 @@ class Profile:
 
 def read_profile(path: str) -> Profile:
     """Raises InputError, which names the field that does not fit."""
-    content = read_json(path, FORMAT, VERSION)
+    content = read_json(path, FORMAT, VERSION, "a profile", "record it again, with the same version of Horovod")
+    name, device = content.get("name"), content.get("device")
+    if not isinstance(name, str) or not name or not name.isprintable():
+        raise unfit(path, "name", "a text that can be printed", name)
+    if device not in ("cpu", "gpu"):
+        raise unfit(path, "device", '"cpu" or "gpu"', device)
+    busy_ranks = whole(content.get("busy_ranks"), "busy_ranks", path, 1, _MOST_RANKS)
+    steps = _steps(content, path)
+    gradients = _gradients(content, path)
+    forward, backward, update = (_median(content, part, path) for part in ("forward_ms", "backward_ms", "update_ms"))
+    if backward < _LEAST_MS:
+        raise InputError(f'{path}: field "backward_ms": the job made no backward pass\nhint: record training')
+    at = 1e-3 * (forward + np.array(gradients.ready_ms, np.float64))
+    order = np.argsort(at, kind="stable")
+    sizes = np.array(gradients.sizes, np.float64)
+    compute_s = max(1e-3 * (forward + backward), float(at[order][-1]))
+    work = Workload(name, at[order], sizes[order], compute_s, 1e-3 * update, steps)
+    of_16_bits = sizes[["16" in dtype for dtype in gradients.dtypes]].sum()
+    return Profile(work, device, busy_ranks, bool(of_16_bits > sizes.sum() / 2))
+
+
+def _steps(content: dict[str, Any], path: str) -> tuple[float, ...]:
     steps = content.get("step_ms")
-    if not isinstance(steps, list) or len(steps) < FEWEST_STEPS:
-        count = len(steps) if isinstance(steps, list) else 0
+    if not isinstance(steps, list):
+        raise unfit(path, "step_ms", f"a list of {FEWEST_STEPS} steps or more", steps)
+    if len(steps) < FEWEST_STEPS:
         raise InputError(
-            f'{path}: field "step_ms": expected {FEWEST_STEPS} steps or more, got {count}\n'
+            f'{path}: field "step_ms": expected {FEWEST_STEPS} steps or more, got {len(steps)}\n'
             "hint: record a job that trains for longer"
         )
+    return tuple(number(step, f"step_ms[{place}]", path, _LEAST_MS) for place, step in enumerate(steps))
+
+
+def _gradients(content: dict[str, Any], path: str) -> _Gradients:
     gradients = table(content, "gradients", path)
     columns = [gradients.get(name) for name in ("name", "dtype", "bytes", "ready_ms")]
-    lists = [column for column in columns if isinstance(column, list) and len(column) == len(columns[0] or ())]
-    if len(lists) < len(columns):
+    lists = [column for column in columns if isinstance(column, list)]
+    if len(lists) < len(columns) or len(set(map(len, lists))) > 1:
         raise InputError(f'{path}: field "gradients": expected lists name, dtype, bytes and ready_ms of one length')
-    _, dtypes, sizes, ready = lists
+    names, dtypes, sizes, ready = lists
     if not sizes:
         raise InputError(
             f'{path}: field "gradients": it has none: the job made no backward pass\nhint: record training'
         )
-    forward, backward = _milliseconds(content, "forward_ms", path), _milliseconds(content, "backward_ms", path)
-    if backward == 0:
-        raise InputError(f'{path}: field "backward_ms": the job made no backward pass\nhint: record training')
-    update = _milliseconds(content, "update_ms", path)
-    at = 1e-3 * (forward + np.array([row[0] for row in ready], np.float64))
-    order = np.argsort(at, kind="stable")
-    work = Workload(
-        str(content.get("name", path)),
-        at[order],
-        np.array(sizes, np.float64)[order],
-        1e-3 * max(forward + backward, 1e3 * float(at[order][-1])),
-        1e-3 * update,
-        tuple(float(step) for step in steps),
+    for column, texts in (("name", names), ("dtype", dtypes)):
+        for place, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise unfit(path, f"gradients.{column}[{place}]", "a text", text)
+    return _Gradients(
+        dtypes,
+        [whole(size, f"gradients.bytes[{place}]", path, 0, _MOST_BYTES) for place, size in enumerate(sizes)],
+        [_median_of_row(row, f"gradients.ready_ms[{place}]", path) for place, row in enumerate(ready)],
     )
-    halves = any("16" in str(dtype) for dtype in dtypes)
-    return Profile(work, "gpu" if content.get("device") == "gpu" else "cpu", int(content.get("busy_ranks", 1)), halves)
 
 
-def _milliseconds(content: dict[str, Any], name: str, path: str) -> float:
-    found = table(content, name, path)
-    return number(found, "median", path)
+def _median_of_row(row: Any, field: str, path: str) -> float:
+    if not isinstance(row, list) or len(row) != 3:
+        raise unfit(path, field, "a list of three numbers: median, p10 and p90", row)
+    return [number(value, f"{field}[{place}]", path) for place, value in enumerate(row)][0]
+
+
+def _median(content: dict[str, Any], name: str, path: str) -> float:
+    return number(table(content, name, path).get("median"), f"{name}.median", path)

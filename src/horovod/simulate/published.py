@@ -60,7 +60,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """One way to forecast: from `known` points, those of `rows`. Its letter is that of the documentation."""
+    """Forecasts of `rows`, made from other points of the file. The letter names the check in its table."""
 
     letter: str
     title: str

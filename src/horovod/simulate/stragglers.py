@@ -18,8 +18,8 @@ MOST_RANKS = 128
 def slowest(ranks: int, samples: Sequence[float] = ()) -> float:
     """The expected maximum of `ranks` steps: standard deviations above the mean. 0 for one rank.
 
-    samples: durations of steps, of any unit. Their maximum is the end: more ranks than samples are hardly later.
-    Without samples, a normal distribution that ends at the mean of the slowest of MOST_RANKS.
+    samples: durations of steps, of any unit. No rank is slower than the slowest sample. Without samples: a normal
+    distribution; above MOST_RANKS ranks the result stays the same.
     """
     if ranks <= 1:
         return 0.0
