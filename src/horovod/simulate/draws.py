@@ -50,7 +50,7 @@ _BY_RATIO = ("utilisation", "latency", "overhead_s", "inside")  # as likely betw
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """An efficiency that was measured, 0 to 1. base_ranks: as many ranks are 100%."""
+    """An efficiency that was measured, 0 to 1. base_ranks: the number of ranks that counts as 100%."""
 
     work: Workload
     cluster: Cluster

@@ -34,8 +34,7 @@ def title(made: Forecast) -> str:
 def assumptions(made: Forecast) -> str:
     """The origin of the numbers: the network, and what was measured."""
     job = made.job
-    origin = f"measured on {job.link.hosts} hosts" if job.link.hosts > 1 else "from a table, not measured"
-    link = f"link: {job.link.name} ({origin})"
+    link = f"link: {job.link.name} ({job.link.origin})"
     known = ", ".join(f"{counted(hosts, 'host')} {100 * value:.1f}%" for hosts, value in job.known)
     return link + (f"; measured efficiency: {known}" if known else "; no efficiency was measured on this cluster")
 
