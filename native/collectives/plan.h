@@ -53,7 +53,8 @@ inline int links_for(size_t bytes, int links_per_peer) {
 }
 // The elements of a chunk of a direct allreduce. At least two chunks if the batch is large enough to be cut at all, so
 // that one is folded while the other is under way. But each chunk is two messages to every other member: among many
-// members, small ones take longer than they save.
+// members, small ones take longer than they save. Both limits are from build/native/bench_simulated, for 10 Gbit/s and
+// 3 or 5 us a message: one chunk was up to twice as fast from 32 hosts on, and 2% slower at worst.
 inline int64_t direct_chunk_elements(int64_t count, size_t element_bytes, int members, Mesh::MessageBytes limits) {
   constexpr int kManyMembers = 32;
   constexpr size_t kSmallShare = size_t{32} << 10;
