@@ -259,6 +259,51 @@ def test_what_layers_that_are_not_in_place_have_read_is_seen_unchanged(tmp_path:
     assert float(net.blobs["h"].detach().min()) < 0 and float(net.blobs["y"].detach().min()) == 0
 
 
+@pytest.mark.parametrize(
+    ("param", "shape"),
+    [
+        ("shape { dim: 0 dim: -1 dim: 2 }", (2, 6, 2)),
+        ("shape { dim: -1 } axis: 1", (2, 12)),
+        ("shape { dim: 3 dim: 1 } axis: -3 num_axes: 1", (2, 3, 1, 4)),
+        ("shape { dim: 1 } axis: -1", (2, 3, 4, 1)),
+        ("shape { dim: 1 } axis: 4", "axis 4 and num_axes -1 do not fit 3 axes"),
+        ("shape { dim: 1 } axis: -5", "axis -5 and num_axes -1 do not fit 3 axes"),
+        ("shape { dim: 1 dim: 0 } axis: 2", "a 0 copies an axis that the bottom does not have"),
+        ("shape { dim: 5 }", r"\[2, 3, 4\] cannot become \[5\]"),
+    ],
+)
+def test_reshape_counts_axes_from_both_ends(param: str, shape: tuple[int, ...] | str, tmp_path: Path) -> None:
+    from horovod.caffe import CaffeError
+
+    text = inputs([2, 3, 4]) + layer("Reshape", f"reshape_param {{ {param} }}")
+    if isinstance(shape, str):
+        with pytest.raises(CaffeError, match=shape):
+            net_of(tmp_path, text)
+        return
+    x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    np.testing.assert_array_equal(net_of(tmp_path, text).forward({"a": x})["y"], x.reshape(shape))
+
+
+def test_layers_in_place_save_a_pass_over_the_data(tmp_path: Path) -> None:
+    """BatchNorm also scales and shifts, and ReLU takes its bottom's memory."""
+    scale = "scale_param { bias_term: true filler { value: 3 } bias_filler { value: -1 } }"
+    text = (
+        inputs([2, 4, 3, 3])
+        + layer("BatchNorm", top="n")
+        + layer("Scale", scale, "n", "n")
+        + layer("ReLU", "", "n", "n")
+        + layer("Power", "", "n")
+    )
+    net = net_of(tmp_path, text)
+    randomize(net)
+    norm, scaled, relu = net.layers[1:4]
+    assert (norm.scale, scaled.fused, relu.overwrites) == (scaled, True, True)
+    x = np.random.default_rng(8).normal(size=(2, 4, 3, 3)).astype(np.float32)
+    mean, variance = (blob.detach().numpy()[:, None, None] / 2 for blob in norm.blobs[:2])
+    expected = np.maximum(3 * (x - mean) / np.sqrt(variance + 1e-5) - 1, 0)
+    np.testing.assert_allclose(net.forward({"a": x})["y"].detach(), expected, atol=1e-5)
+
+
 def test_a_dropout_ratio_of_zero_drops_nothing(tmp_path: Path) -> None:
     net = net_of(tmp_path, inputs([2, 4]) + layer("Dropout", "dropout_param { dropout_ratio: 0 }"), phase=0)
     x = np.ones((2, 4), np.float32)

@@ -58,7 +58,7 @@ def test_a_late_rank_costs_what_compiled_functions_wait(world: World) -> None:
         import jax.numpy as jnp
 
         import horovod.jax as hvd
-        from horovod.core.status import lost
+        from horovod.core.telemetry.status import lost
 
         step = jax.jit(lambda x: hvd.allreduce(x, name="late") * 0.5)
         x = step(jnp.ones(100))

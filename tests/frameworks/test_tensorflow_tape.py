@@ -137,7 +137,7 @@ def test_a_late_rank_costs_what_a_function_waits_though_the_script_waits_too(wor
         import tensorflow as tf
 
         import horovod.tensorflow as hvd
-        from horovod.core.status import lost
+        from horovod.core.telemetry.status import lost
 
         step = tf.function(lambda x: hvd.allreduce(x, name="late") * 0.5)
         x = step(tf.ones(100))

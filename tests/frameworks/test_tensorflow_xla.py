@@ -99,3 +99,36 @@ def test_layers_of_synchronized_batch_normalization_and_variables_between_them_a
         return max(float(tf.reduce_max(tf.abs(one - other))) for one, other in pairs)
 
     assert max(world.run(run)) < 1e-4
+
+
+def test_sparse_gradients_become_dense_in_compiled_steps_and_only_a_script_that_did_not_ask_is_warned(
+    world: World,
+) -> None:
+    def run() -> tuple[list[Any], list[list[str]]]:
+        from unittest.mock import patch
+
+        import tensorflow as tf
+
+        import horovod.tensorflow as hvd
+        from horovod.tensorflow import gradient_list
+
+        table = tf.Variable(tf.ones([4, 2]))
+
+        def step(sparse_as_dense: bool) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.gather(table, [hvd.rank(), 3])) * 2.0
+            return hvd.DistributedGradientTape(tape, sparse_as_dense=sparse_as_dense).gradient(loss, table)
+
+        results, warnings = [], []
+        for sparse_as_dense in (True, False):
+            told: list[str] = []
+            with patch.object(gradient_list, "warn", told.append):
+                results.append(tf.function(step, jit_compile=True)(sparse_as_dense).numpy().tolist())
+            warnings.append(told)
+        return results, warnings
+
+    dense = [[1.0, 1.0], [1.0, 1.0], [0.0, 0.0], [2.0, 2.0]]
+    (results, (asked, not_asked)), (others, silent) = world.run(run)
+    assert results == others == [dense, dense]
+    assert asked == [] and silent == [[], []]
+    assert len(not_asked) == 1 and "jit_compile=False keeps them sparse" in not_asked[0]

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 
 import pytest
-from support.jobs import python, run_job
+from support.jobs import Job, python, run_job
 
 from horovod.simulate.__main__ import main
 
@@ -29,6 +31,9 @@ for step in range(STEPS):
     optimizer.step()
 print("weight", float(model[0].weight[0, 0].detach()), flush=True)
 """
+
+# 60 steps must not be over before the signal comes.
+SAY_STEP = '    optimizer.step(); print("step", step, flush=True); __import__("time").sleep(0.02 * (step > 35))'
 
 
 def environment(tmp_path: Path) -> dict[str, str]:
@@ -71,6 +76,17 @@ def test_a_job_that_leaves_no_profile_says_so(tmp_path: Path) -> None:
     assert done.code == 0 and "horovodrun: warning: no profile was written to profile.json\nhint: " in done.stderr
     done = run_job(tmp_path, "-np", "1", "--profile", "profile.json", script(5), env=environment(tmp_path))
     assert "it needs 31 training steps, the job made 5" in done.stderr and list(tmp_path.glob("*.json")) == []
+
+
+def test_a_job_that_is_ended_by_ctrl_c_leaves_what_it_has(tmp_path: Path) -> None:
+    endless = python(TRAIN.replace("STEPS", "10**9").replace("PASSES", "1").replace("    optimizer.step()", SAY_STEP))
+    with Job(tmp_path, "-np", "1", "--profile", "profile.json", endless, env=environment(tmp_path)) as job:
+        job.wait_for_line("step 40")
+        os.kill(job.launcher(), signal.SIGINT)
+        done = job.wait()
+    assert done.code == 130, done
+    assert "steps is in profile.json; end" in done.stderr and "no profile" not in done.stderr, done
+    assert len(json.loads((tmp_path / "profile.json").read_text())["step_ms"]) >= 29
 
 
 @pytest.mark.parametrize(

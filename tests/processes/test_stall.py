@@ -36,6 +36,9 @@ for round in range(2):
 """
 
 
+NAME = r"(unnamed allreduce|`[^`]+`( \(\d+ bytes\))?)"
+
+
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_a_stall_is_one_report_that_names_the_missing_rank_and_the_job_goes_on(tmp_path: Path, transport: str) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
@@ -46,10 +49,10 @@ def test_a_stall_is_one_report_that_names_the_missing_rank_and_the_job_goes_on(t
         for round in range(2):
             (match,) = job.wait_for_line(r"horovod: warning: stall: (.*)", "stderr")
             text = match[1]
-            assert re.match(r"rank 0 waited \d+\.\d s for ", text), text
+            assert re.match(rf"rank 0 waited \d+\.\d s for {NAME}(, {NAME}){{9}} and 31 more: ", text), text
             assert text.endswith(": missing rank 1, which did not call them"), text
             assert "`allreduce.first`" in text or round == 1, text
-            assert " and 31 more" in text and text.count("`") in (18, 20) and len(text) < 2500, text
+            assert len(text) < 2500, text
             assert "\\nxxx" in text and "bytes)" in text, text
             os.close(os.open(tmp_path / f"go{round}", os.O_WRONLY))
             job.wait_for_line(f"round {round}", count=2)

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from horovod.core.samples import IN_HOROVOD, Samples, stacks
-from horovod.core.status import StatusThread
+from horovod.core.telemetry.samples import IN_HOROVOD, Samples, stacks
+from horovod.core.telemetry.status import StatusThread
 from horovod.launcher.watch import screen
 from horovod.launcher.watch.facts import facts_of, ranks_in_words, since_init
 from horovod.launcher.watch.stacks import _answers, grouped

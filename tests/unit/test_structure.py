@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import collections
 import graphlib
 import re
@@ -52,8 +53,9 @@ INCLUDES = {
     "world": set(),
     "include": set(),
 }
-MOST_FILES = 30  # of a native folder
-MOST_METHODS = 40  # of a native class
+PRODUCT = (NATIVE, ROOT / "src")
+MOST_FILES = 30  # of a folder of the product
+MOST_METHODS = 40  # of a class
 # Files of at most this many lines. Those that are longer may only shrink.
 LIMIT = 500
 LINE = 120
@@ -102,8 +104,10 @@ def test_nothing_knows_nccl_but_by_its_row() -> None:
         assert path.parent == nccl or not re.search(r'nccl::|#include "communicators/nccl/', text), path
 
 
-def test_no_native_folder_has_many_files() -> None:
-    files = collections.Counter(path.parent.relative_to(NATIVE).as_posix() for path in sources())
+@pytest.mark.parametrize("top", PRODUCT, ids=lambda top: str(top.name))
+def test_no_folder_has_many_files(top: Path) -> None:
+    files = collections.Counter(path.parent for path in top.rglob("*") if path.suffix in {".cc", ".h", ".py"})
+    assert len(files) > 20
     assert {folder: count for folder, count in files.items() if count > MOST_FILES} == {}
 
 
@@ -114,6 +118,16 @@ def test_no_native_class_has_many_methods() -> None:
             declared = re.findall(r"^  (?:[\w:<>,*&\[\]]+ )+[*&]?(\w+)\(", body, re.M)  # clang-format has indented them
             methods[name] = len([method for method in declared if method != name])
     assert len(methods) > 60 and methods["Segment"] > 20
+    assert {name: count for name, count in methods.items() if count > MOST_METHODS} == {}
+
+
+def test_no_python_class_has_many_methods() -> None:
+    methods = {}
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                methods[f"{path.name}: {node.name}"] = sum(isinstance(one, ast.FunctionDef) for one in node.body)
+    assert len(methods) > 300 and methods["supervision.py: Supervision"] > 20
     assert {name: count for name, count in methods.items() if count > MOST_METHODS} == {}
 
 

@@ -16,10 +16,11 @@ from collections.abc import Callable
 from typing import Any
 
 from horovod.core import context as contexts
-from horovod.core import gpus, native, raised, stacks
+from horovod.core import gpus, native, raised
 from horovod.core.context import Context, current, is_initialized, rank, size, statistics
 from horovod.core.exceptions import InvalidRequestError, StartError
 from horovod.core.process_sets import ProcessSet, register_set, take_for_all
+from horovod.core.telemetry import stacks
 from horovod.core.temporary_files import say_no_init
 from horovod.settings import Settings, current_environment
 from horovod.settings.without_effect import notes, variables_without_effect

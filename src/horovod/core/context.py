@@ -19,10 +19,11 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from horovod.core import arrivals, calls, gpus, native, tracebacks
+from horovod.core import calls, gpus, native, tracebacks
 from horovod.core.exceptions import DuplicateNameError, InvalidRequestError, NotInitializedError, StartError
 from horovod.core.requests import RequestCache
-from horovod.core.status import StatusThread
+from horovod.core.telemetry import arrivals
+from horovod.core.telemetry.status import StatusThread
 from horovod.core.wording import quoted
 from horovod.settings import Settings
 from horovod.world import bootstrap, mpi

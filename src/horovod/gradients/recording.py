@@ -12,8 +12,11 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import os
+import signal
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -252,4 +255,18 @@ def recorder_of_job(device: str, describe: Callable[[Any], tuple[str, int]], clo
     busy_ranks = int(contexts.current().world.identity.local_size)
     made = Recorder(settings.profile, Path(sys.argv[0]).stem or "python", device, busy_ranks, describe, clock)
     atexit.register(made.end)
+    _end_before_sigterm(made)
     return made
+
+
+def _end_before_sigterm(recorder: Recorder) -> None:
+    """Ctrl-C on horovodrun ends a rank by SIGTERM, which no atexit function sees. A script's own handler stays."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        return
+
+    def end(number: int, _: object) -> None:
+        recorder.end()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    signal.signal(signal.SIGTERM, end)

@@ -25,11 +25,11 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from horovod.core import context as contexts
-from horovod.core.arrivals import note_framework_waits
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.native import ALLGATHER, ALLREDUCE, ALLTOALL, BROADCAST, REDUCESCATTER, SYNC, Adasum, Sum
 from horovod.core.process_sets import ProcessSet, global_process_set
 from horovod.core.requests import wire_name
+from horovod.core.telemetry.arrivals import note_framework_waits
 from horovod.jax.shim import TARGET, custom_call, has_tokens, operation_effects, ordered_effect, uses_gpus
 from horovod.jax.tensors import collectives
 

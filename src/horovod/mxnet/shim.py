@@ -19,9 +19,9 @@ from mxnet.base import _LIB, MXNetError, check_call
 
 from horovod.core import context as contexts
 from horovod.core import native
-from horovod.core.arrivals import note_framework_waits
 from horovod.core.context import Context
 from horovod.core.exceptions import HorovodInternalError, NotRunningError, RankLeftError
+from horovod.core.telemetry.arrivals import note_framework_waits
 from horovod.settings import current_environment
 
 __all__ = ["forget_failures", "generation", "library", "new_step", "push"]

@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from horovod.core import context as contexts
 from horovod.core import native
-from horovod.core.arrivals import note_framework_waits
 from horovod.core.context import Context
+from horovod.core.telemetry.arrivals import note_framework_waits
 from horovod.tensorflow import gpus
 from horovod.tensorflow.patches import keep_order
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The statuses of a job's ranks, and what is asked of the ranks.
 
-Each rank sends its status about once a second to the job's rendezvous (core/status.py). `horovodrun top` and the
-summary at the end read them there (launcher/watch/). Pure, as rendezvous_store.py, whose part this is.
+Each rank sends its status about once a second to the job's rendezvous (core/telemetry/status.py). `horovodrun top` and
+the summary at the end read them there (launcher/watch/). Pure, as rendezvous_store.py, whose part this is.
 """
 
 from __future__ import annotations

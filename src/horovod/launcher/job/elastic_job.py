@@ -28,6 +28,7 @@ from horovod.launcher.host.memory import IN_CGROUP
 from horovod.launcher.job.agent_link import AgentLink
 from horovod.launcher.job.failure import RankExit, last_exception, last_words
 from horovod.launcher.job.fixed_job import how_it_ended
+from horovod.launcher.job.output import Outputs
 from horovod.launcher.job.roll_call import RollCall
 from horovod.launcher.job.spec import ElasticPlan, Job
 from horovod.launcher.job.supervision import Keep, Supervision
@@ -431,13 +432,13 @@ class ElasticJob(Supervision):
     def _elastic_end(self) -> int | None:
         assert self._outcome is not None
         outcome, text = self._outcome
-        survived = self._losses("survived" if outcome == SUCCESS else "earlier")
+        survived = _losses(self._driver, "survived" if outcome == SUCCESS else "earlier")
         if outcome == SUCCESS:
             if survived:
                 self.warn(survived)
             return self._end_after_training()
-        culprits = self._culprits(outcome, text)
-        lines = self._last_words(culprits[0]) if culprits else []
+        culprits = _culprits(self._driver, self._exits, outcome, text)
+        lines = _last_words(self.outputs, culprits[0]) if culprits else []
         lines += [f"horovodrun: {survived}"] if survived else []
         lines.append(f"horovodrun: the elastic job has ended: {text}")
         lines.append(explain_command(outcome))
@@ -451,23 +452,25 @@ class ElasticJob(Supervision):
         lines = []
         if late is not None:
             happened = f"worker {late.rank} {late.how} after the training had ended"
-            lines = [*self._last_words(late), f"horovodrun: {happened}", explain_command("rank-failed")]
+            lines = [*_last_words(self.outputs, late), f"horovodrun: {happened}", explain_command("rank-failed")]
         self.conclude_with("\n".join(lines), has_trained=True, workers=sorted(finished))
         return 0 if late is None else late.exit_code
 
-    def _losses(self, when: str) -> str:
-        """The losses after which the job went on, the last of them in words."""
-        count, losses = self._driver.lost, self._driver.losses
-        last = f", the last {len(losses)}" if count > len(losses) else ""
-        return f"{counted(count, 'loss', 'losses')} {when}{last}: {'; '.join(losses)}" if count else ""
 
-    def _culprits(self, outcome: str, text: str) -> list[RankExit]:
-        """The workers whose ends are why the job has ended, the one to show first. None whose end it has survived."""
-        if outcome == SCRIPT:
-            raisers = [number for number, _, error in self._driver.job.raised if error in text]
-            return [self._exits[number] for number in raisers if number in self._exits]
-        began_s = self._driver.led_s
-        return [one for one in reversed(self._exits.values()) if one.failed and one.time_s >= began_s]
+def _losses(driver: Driver, when: str) -> str:
+    """The losses after which the job went on, the last of them in words."""
+    count, losses = driver.lost, driver.losses
+    last = f", the last {len(losses)}" if count > len(losses) else ""
+    return f"{counted(count, 'loss', 'losses')} {when}{last}: {'; '.join(losses)}" if count else ""
 
-    def _last_words(self, one: RankExit) -> list[str]:
-        return last_words(one.rank, one, self.outputs.last_lines(one.rank), "worker")
+
+def _culprits(driver: Driver, exits: dict[int, RankExit], outcome: str, text: str) -> list[RankExit]:
+    """The workers whose ends are why the job has ended, the one to show first. None whose end it has survived."""
+    if outcome == SCRIPT:
+        raisers = [number for number, _, error in driver.job.raised if error in text]
+        return [exits[number] for number in raisers if number in exits]
+    return [one for one in reversed(exits.values()) if one.failed and one.time_s >= driver.led_s]
+
+
+def _last_words(outputs: Outputs, one: RankExit) -> list[str]:
+    return last_words(one.rank, one, outputs.last_lines(one.rank), "worker")

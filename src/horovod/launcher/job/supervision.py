@@ -26,8 +26,8 @@ from horovod.launcher.host.agent import PASSED_ON
 from horovod.launcher.host.threads import VARIABLE
 from horovod.launcher.job.agent_link import AgentLink
 from horovod.launcher.job.agents import AgentGroup
+from horovod.launcher.job.events import JobEvents
 from horovod.launcher.job.output import OutputError, Outputs, local_time
-from horovod.launcher.job.roll_call import RollCall
 from horovod.launcher.job.spec import Job
 from horovod.launcher.job.terminal import discard, discard_unwritten, signals_as_bytes
 from horovod.launcher.options.room import allow_open_files
@@ -69,8 +69,8 @@ class Conclusion:
 Keep = Callable[[Conclusion], object]
 
 
-class Supervision:
-    """Subclasses say what events mean: `begin`, `on_*`, `act_on_time`, `times`, and `ends`."""
+class Supervision(JobEvents):
+    """The loop, and the end. Subclasses say what the events mean."""
 
     def __init__(
         self, job: Job, hosts: list[str] | None, secret: bytes, stack: contextlib.ExitStack, keep: Keep
@@ -168,68 +168,9 @@ class Supervision:
         except OutputError as error:
             self._cannot_write(error)
 
-    # for subclasses
-
-    def begin(self) -> None:
-        """Calls the hosts."""
-        raise NotImplementedError
-
     def is_over(self) -> bool:
         """True if there is nothing left to wait for."""
         return self.agents.all_are_done()
-
-    def on_roll_call(self, call: RollCall) -> None:
-        """Hosts have answered: see agents.Watcher."""
-        raise NotImplementedError
-
-    def on_agent_lost(self, agent: AgentLink, why: str) -> None:
-        """See agents.Watcher."""
-        raise NotImplementedError
-
-    def on_silence(self, agent: AgentLink, why: str) -> None:
-        """An agent has said nothing for too long."""
-        raise NotImplementedError
-
-    def on_agent_told(self, agent: AgentLink, how: str, number: int) -> None:
-        """An agent was told to end by something outside of this job, and ends its ranks."""
-        raise NotImplementedError
-
-    def on_started(self, agent: AgentLink, rank: int, pid: int) -> None:
-        """A rank has started."""
-        raise NotImplementedError
-
-    def on_not_started(self, agent: AgentLink, rank: int, error: str) -> None:
-        """A rank could not be started."""
-        raise NotImplementedError
-
-    def on_exit(self, agent: AgentLink, rank: int, code: int, memory: str) -> None:
-        """A rank has ended."""
-        raise NotImplementedError
-
-    def on_stop(self, agent: AgentLink, rank: int, pid: int, number: int) -> None:
-        """A signal has stopped a rank, but not the whole job's suspension."""
-        raise NotImplementedError
-
-    def on_continued(self, rank: int) -> None:
-        """It goes on."""
-        raise NotImplementedError
-
-    def on_resumed(self) -> None:
-        """All ranks go on after a suspension."""
-
-    def on_own_pause(self, seconds: float) -> None:
-        """This process was held up for so long, with all ranks or alone."""
-
-    def act_on_time(self, now: float) -> None:
-        """After each turn of the loop."""
-
-    def times(self) -> list[float]:
-        """When the loop has to turn although nothing happens."""
-        return []
-
-    def ends(self) -> list[Callable[[], int | None]]:
-        """How the job may have ended, in this order: each returns the exit code if it did so."""
-        raise NotImplementedError
 
     # the agents
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes rates of the statuses that ranks send. Pure.
 
-What a status lacks, or has in another form than core/status.py gives it, counts as not there.
+What a status lacks, or has in another form than core/telemetry/status.py gives it, counts as not there.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from horovod.core.status import lost
+from horovod.core.telemetry.status import lost
 
 __all__ = ["JobFacts", "Sampled", "RankFacts", "facts_of", "ranks_in_words", "since_init"]
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 
-from horovod.core.samples import IN_HOROVOD
+from horovod.core.telemetry.samples import IN_HOROVOD
 from horovod.launcher.watch.facts import JobFacts, RankFacts, Sampled, ranks_in_words
 
 __all__ = ["SlowLink", "Verdict", "judge", "stuck"]

@@ -17,7 +17,7 @@ from horovod.core.tracebacks import is_of_script
 __all__ = ["IN_HOROVOD", "Samples", "stacks"]
 
 IN_HOROVOD = "Horovod"  # waits for other ranks, or for data
-_PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
+_PACKAGE = str(Path(__file__).resolve().parents[2]) + os.sep
 _NOT_A_SCRIPT = ("<", os.path.dirname(os.__file__) + os.sep)
 _WAITING = tuple(_PACKAGE + name for name in ("core" + os.sep, "world" + os.sep))
 _LOADER = "the data loader"

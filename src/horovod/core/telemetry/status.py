@@ -32,7 +32,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from horovod.core import link_rates, samples
+from horovod.core.telemetry import link_rates, samples
 from horovod.world import job_files
 from horovod.world.channel import ChannelError
 from horovod.world.world import World
