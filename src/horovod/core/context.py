@@ -100,7 +100,7 @@ class Context:
         self._timelines = 0
         self._teller: StatusThread | None = None
         self._report = settings.report
-        self._trains_apart = bool(settings.profile)
+        self.trains_apart = bool(settings.profile)  # gradients are not reduced
         self.pointer = self._start(settings)
         self.argument = ctypes.c_void_p(self.pointer)
         self.requests = RequestCache(self.library, self.pointer)
@@ -275,7 +275,7 @@ class Context:
 
     def _warn_of_training_apart(self) -> None:
         """Says at the end, once in a job, that the ranks seem to have trained without each other."""
-        if self.rank != 0 or self.size == 1 or may_grow() or self._trains_apart:
+        if self.rank != 0 or self.size == 1 or may_grow() or self.trains_apart:
             return
         if self.was_told or hasattr(sys, "last_value"):  # the script's last exception
             return

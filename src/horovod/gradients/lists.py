@@ -16,7 +16,7 @@ import abc
 import functools
 import itertools
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from horovod.core import context as contexts
@@ -27,6 +27,7 @@ from horovod.core.process_sets import ProcessSet, speaks
 from horovod.core.requests import check_adasum_ranks
 from horovod.core.tracebacks import warn
 from horovod.gradients.options import ReductionOptions, check_groups
+from horovod.gradients.recording import NO_ADASUM, recorder_of_list
 
 __all__ = ["GradientList", "local_variables"]
 
@@ -100,6 +101,14 @@ class GradientList(abc.ABC):
         """`name`, made different from others that may be in flight at the same time."""
         return name
 
+    def when_ready(self, gradient: Any, act: Callable[[int], None]) -> Any:
+        """The gradient, sparse or dense; act(its bytes) is called when it has its value, in each run."""
+        raise NotImplementedError
+
+    def device(self) -> str:
+        """Where steps are computed: "cpu" or "gpu"."""
+        raise NotImplementedError
+
     # Common to all frameworks.
 
     def register_local(self, variable: Any) -> None:
@@ -118,6 +127,8 @@ class GradientList(abc.ABC):
     def __call__(self, gradients: Sequence[Any], variables: Sequence[Any] | None = None) -> list[Any]:
         """The reduced gradients, in order; None stays None. `variables`: needed for groups and local ones."""
         results = list(gradients)
+        if contexts.is_initialized() and contexts.current().trains_apart:
+            return self._recorded(results, variables)
         if not self.is_active:
             return results
         members = self.members() if self._local else 1
@@ -147,6 +158,27 @@ class GradientList(abc.ABC):
             for index, tensor, (_, ctx) in zip(dense, received, pairs, strict=True):
                 results[index] = self.options.compression.decompress(tensor, ctx)
         return results
+
+    def _recorded(self, gradients: list[Any], variables: Sequence[Any] | None) -> list[Any]:
+        """The rank's own gradients, of a job that is profiled."""
+        if self.options.is_adasum:
+            raise InvalidRequestError(NO_ADASUM)
+        due = []
+        for index, gradient in enumerate(gradients):
+            if gradient is None or (variables is not None and self.is_local(variables[index])):
+                continue
+            if self.options.sparse_as_dense or not self.is_sparse(gradient):
+                gradients[index] = self.to_dense(gradient)
+            due.append(index)
+        name = GradientList._name_of(self, [gradients[index] for index in due])
+        recorder = recorder_of_list(name, self.device())
+        for index in due if recorder is not None else ():
+            assert recorder is not None
+            gradient = gradients[index]
+            dtype = str(getattr(gradient.dtype, "name", gradient.dtype)).removeprefix("torch.")
+            act = functools.partial(recorder.ready, _name_in_profile(index, variables), dtype, len(due))
+            gradients[index] = self.when_ready(gradient, act)
+        return gradients
 
     def _name_of(self, gradients: Sequence[Any]) -> str:
         return f"{self.name}/list-{zlib.crc32(_described(gradients).encode()):08x}"
@@ -188,6 +220,12 @@ class GradientList(abc.ABC):
             groups.append(sorted(position_of[key] for key in keys if key in position_of))
         taken = set(itertools.chain.from_iterable(groups))
         return [group for group in groups if group] + [[position] for position in positions if position not in taken]
+
+
+def _name_in_profile(index: int, variables: Sequence[Any] | None) -> str:
+    variable = None if variables is None else variables[index]
+    label = getattr(variable, "path", None) or getattr(variable, "name", None)
+    return f"{index}: {label}" if label else str(index)
 
 
 def _described(gradients: Sequence[Any]) -> str:

@@ -2,9 +2,10 @@
 """The profile of a job (horovodrun --profile): when backward has each gradient ready, and the times of a step's parts.
 
 In a job that is profiled, gradients are not reduced: ranks train apart, so that the times are those of compute alone,
-with all ranks of the host busy. Rank 0 records the steps of the first optimizer that is wrapped.
+with all ranks of the host busy. Rank 0 records the steps of the first optimizer that is wrapped, or of the first list
+of gradients.
 
-Threads: those of a reducer (gradients/reducer.py), one at a time.
+Threads: those of a reducer (gradients/reducer.py), one at a time; ListRecorder: any.
 """
 
 from __future__ import annotations
@@ -30,21 +31,30 @@ from horovod.world.whole_files import write_whole
 __all__ = [
     "FEWEST_STEPS",
     "FORMAT",
+    "NO_ADASUM",
     "VERSION",
     "Apart",
     "Clock",
+    "ListRecorder",
     "Recorder",
     "WallClock",
     "is_profiled",
     "recorder_of_job",
+    "recorder_of_list",
 ]
 
 FORMAT = "horovod-profile"
 VERSION = 1
+NO_ADASUM = "op=Adasum cannot be profiled\nhint: profile with op=Average, or unset HOROVOD_PROFILE"
 FEWEST_STEPS = 20
 _STEPS = 60
 _DROPPED = 10  # the first ones: compilers and caches are still warming up
 _MOST_BYTES = 100_000
+_UNMARKED = (
+    "warning: the optimizer's zero_grad() was not called before backward, so the time for the input counts as forward\n"
+    "hint: call it after the batch is loaded"
+)
+_IN_LISTS = "the times for the input and for the update count as forward"
 
 T = TypeVar("T")
 
@@ -110,8 +120,11 @@ class Recorder:
         busy_ranks: int,
         describe: Callable[[Any], tuple[str, int]],
         clock: Clock,
+        unmarked: str = _UNMARKED,
     ) -> None:
+        """`unmarked`: what is said if nothing has told of the begin of steps."""
         self._path = path
+        self._unmarked = unmarked
         self._about = {"name": name, "device": device, "busy_ranks": busy_ranks}
         self._describe = describe
         self._clock = clock
@@ -178,10 +191,7 @@ class Recorder:
             return
         _say(f"the profile of {len(steps)} steps is in {self._path}; end the job, and do not keep what it has trained")
         if not self._knows_input:
-            _say(
-                "warning: the optimizer's zero_grad() was not called before backward, so the time for the input counts "
-                "as forward\nhint: call it after the batch is loaded"
-            )
+            _say(self._unmarked)
 
     def _text(self, steps: Sequence[_Step]) -> str:
         text = self._json(steps, list(self._described))
@@ -220,6 +230,31 @@ class Recorder:
         return json.dumps(content, separators=(",", ":")) + "\n"
 
 
+class ListRecorder:
+    """Of gradients that are in one list, as TensorFlow, JAX and Keras have them. Any thread.
+
+    A step ends when its last gradient is ready: nothing tells of the update, nor of the input.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._lock = threading.Lock()
+        self._seen: set[str] = set()
+
+    def ready(self, name: str, dtype: str, of: int, size: int) -> None:
+        """One of `of` gradients, of so many bytes, has its value."""
+        with self._lock:
+            if name in self._seen:  # the last step was left out
+                self._seen.clear()
+            self._recorder.started(name, (dtype, size))
+            self._seen.add(name)
+            if len(self._seen) == of:
+                self._seen.clear()
+                self._recorder.backward_is_over()
+                self._recorder.reduced()
+                self._recorder.updated()
+
+
 def _spread(values: Sequence[float]) -> list[float]:
     """Median, 10th and 90th percentile."""
     if len(values) < 2:
@@ -234,6 +269,7 @@ def _say(text: str) -> None:
 
 
 _taken = False  # an optimizer is recorded
+_lists: dict[str, ListRecorder | None] = {}  # by the list's name
 
 
 def is_profiled() -> bool:
@@ -241,7 +277,17 @@ def is_profiled() -> bool:
     return bool(Settings.from_environment().profile)
 
 
-def recorder_of_job(device: str, describe: Callable[[Any], tuple[str, int]], clock: Clock) -> Recorder | None:
+def recorder_of_list(name: str, device: str) -> ListRecorder | None:
+    """The recorder for lists of gradients of this name; None on other ranks than 0, and for a second list."""
+    if name not in _lists:
+        made = recorder_of_job(device, lambda described: described, WallClock(), _IN_LISTS)
+        _lists[name] = None if made is None else ListRecorder(made)
+    return _lists[name]
+
+
+def recorder_of_job(
+    device: str, describe: Callable[[Any], tuple[str, int]], clock: Clock, unmarked: str = _UNMARKED
+) -> Recorder | None:
     """The recorder for the optimizer that is being wrapped; None on other ranks than 0, and for a second optimizer."""
     global _taken
     settings = Settings.from_environment()
@@ -253,7 +299,8 @@ def recorder_of_job(device: str, describe: Callable[[Any], tuple[str, int]], clo
     _taken = True
     _say("HOROVOD_PROFILE is set: the ranks train apart, gradients are not reduced")
     busy_ranks = int(contexts.current().world.identity.local_size)
-    made = Recorder(settings.profile, Path(sys.argv[0]).stem or "python", device, busy_ranks, describe, clock)
+    name = Path(sys.argv[0]).stem or "python"
+    made = Recorder(settings.profile, name, device, busy_ranks, describe, clock, unmarked)
     atexit.register(made.end)
     _end_before_sigterm(made)
     return made

@@ -11,8 +11,10 @@ name, so that ranks with different trees meet and disagree at once (compiled.py)
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import jax
 
 from horovod.gradients.lists import GradientList
 from horovod.gradients.options import ReductionOptions
@@ -48,6 +50,18 @@ class JaxGradients(GradientList):
 
     def reduce_sparse(self, gradient: Any, name: str) -> Any:
         raise NotImplementedError  # there are none
+
+    def when_ready(self, gradient: Any, act: Callable[[int], None]) -> Any:
+        size = gradient.size * gradient.dtype.itemsize
+        if is_eager():
+            jax.block_until_ready(gradient)
+            act(size)
+        else:
+            jax.debug.callback(lambda _: act(size), gradient.reshape(-1)[:1])
+        return gradient
+
+    def device(self) -> str:
+        return "cpu" if jax.default_backend() == "cpu" else "gpu"
 
     def reduce_dense(self, tensors: list[Any], grouped: list[list[int]], name: str) -> Sequence[Any]:
         groups = grouped if self.options.groups else [list(range(len(tensors)))]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -21,6 +21,7 @@ import tensorflow as tf
 from horovod.core import context as contexts
 from horovod.core.collectives import resolved
 from horovod.core.compression import compressed
+from horovod.core.exceptions import InvalidRequestError
 from horovod.core.native import Sum
 from horovod.core.process_sets import ProcessSet, number_of, speaks
 from horovod.core.tracebacks import warn
@@ -71,6 +72,28 @@ class TensorFlowGradients(GradientList):
         if isinstance(gradient, tf.IndexedSlices):
             return tf.IndexedSlices(self.divided(gradient.values, divisor), gradient.indices, gradient.dense_shape)
         return gradient / tf.cast(divisor, gradient.dtype)
+
+    def when_ready(self, gradient: Any, act: Callable[[int], None]) -> Any:
+        """An element is read: on a GPU, a kernel that was only queued has run then."""
+        if xla.is_compiling():
+            raise InvalidRequestError("a step that XLA compiles cannot be profiled\nhint: jit_compile=False")
+        is_sparse = isinstance(gradient, tf.IndexedSlices)
+        parts = (gradient.values, gradient.indices) if is_sparse else (gradient,)
+        sizes = [part.dtype.size * tf.size(part) for part in parts]
+
+        def call(_: Any, *sizes: Any) -> None:
+            act(int(sum(sizes)))
+
+        element = tf.reshape(parts[0], [-1])[:1]
+        if tf.executing_eagerly():
+            call(element.numpy(), *sizes)
+            return gradient
+        with tf.control_dependencies([tf.numpy_function(call, [element, *sizes], [])]):
+            parts = tuple(tf.identity(part) for part in parts)
+        return tf.IndexedSlices(*parts, gradient.dense_shape) if is_sparse else parts[0]
+
+    def device(self) -> str:
+        return "gpu" if tf.config.get_visible_devices("GPU") else "cpu"
 
     def unique(self, name: str) -> str:
         return name if tf.executing_eagerly() else unique_name(name)

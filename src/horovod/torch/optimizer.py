@@ -26,7 +26,7 @@ from horovod.core.native import Average
 from horovod.core.process_sets import ProcessSet, global_process_set
 from horovod.core.wording import counted, quoted, shown
 from horovod.gradients.options import ReductionOptions, check_groups, check_passes
-from horovod.gradients.recording import Apart, is_profiled
+from horovod.gradients.recording import NO_ADASUM, Apart, is_profiled
 from horovod.gradients.reducer import GradientReducer
 from horovod.gradients.replica_check import Part, ReplicaCheck
 from horovod.torch.adasum_optimizer import AdasumOptimizer, adasum_optimizer
@@ -290,9 +290,7 @@ def DistributedOptimizer(
     profiled = is_profiled()
     if options.is_adasum:
         if profiled:
-            raise InvalidRequestError(
-                "op=Adasum cannot be profiled\nhint: profile with op=Average, or unset HOROVOD_PROFILE"
-            )
+            raise InvalidRequestError(NO_ADASUM)
         return adasum_optimizer(optimizer, names, options)
 
     wrapped = wrapped_as(optimizer, _DistributedOptimizer)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank tells of itself while it runs: arrivals, rates of its links, where its threads are, its status."""
+"""A rank's facts while it runs: arrivals, rates of its links, where its threads are, its status."""

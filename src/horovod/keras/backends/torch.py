@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 import horovod.torch as hvd
 from horovod.gradients.options import ReductionOptions
 from horovod.keras.backends import DenseGradients
@@ -17,6 +19,14 @@ __all__ = ["accumulation", "can_compile", "gradient_list"]
 class _Gradients(DenseGradients):
     def to_dense(self, gradient: Any) -> Any:
         return gradient.to_dense() if gradient.is_sparse else gradient
+
+    def when_ready(self, gradient: Any, act: Callable[[int], None]) -> Any:
+        gradient.reshape(-1)[:1].tolist()  # on a GPU, a kernel that was only queued has run then
+        act(gradient.nbytes)
+        return gradient
+
+    def device(self) -> str:
+        return "gpu" if torch.cuda.is_available() else "cpu"
 
     def tell(self, grouped: list[list[int]], name: str, error: Exception) -> None:
         # Under the name of what they wait for first.

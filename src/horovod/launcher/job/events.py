@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a kind of job makes of the events of its agents and ranks: fixed_job.py and elastic_job.py supply it."""
+"""Events of a job's agents and ranks. fixed_job.py and elastic_job.py say what follows from them."""
 
 from __future__ import annotations
 

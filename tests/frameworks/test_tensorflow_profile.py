@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""horovodrun --profile of TensorFlow and Keras: gradients of a list become ready one by one in a graph."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.frameworks import TENSORFLOW_ENV
+from support.jobs import Done, run_job
+
+pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
+
+KERAS = """
+import numpy as np, tensorflow as tf, horovod.keras as hvd
+hvd.init()
+tf.keras.utils.set_random_seed(hvd.rank())
+layers = tf.keras.layers
+model = tf.keras.Sequential([layers.Embedding(50, 8), layers.Flatten(), layers.Dense(16), layers.Dense(1)])
+optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.01))
+model.compile(optimizer, "mse")
+broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+model.fit(np.random.randint(0, 50, (160, 4)), np.random.rand(160), 4, epochs=2, callbacks=[broadcast], verbose=0)
+print("weight", float(np.asarray(model.weights[-1])[0]), flush=True)
+"""
+TAPE = """
+import tensorflow as tf, horovod.tensorflow as hvd
+hvd.init()
+model = tf.keras.Sequential([tf.keras.layers.Dense(16), tf.keras.layers.Dense(1)])
+optimizer = tf.keras.optimizers.SGD(0.01)
+def step(x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(model(x) ** 2)
+    tape = hvd.DistributedGradientTape(tape)
+    optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+WRAPPED
+for _ in range(STEPS):
+    step(tf.random.normal([8, 4]))
+"""
+COMPILED = "step = tf.function(step, jit_compile=True)"
+
+
+def profiled(folder: Path, script: str, ranks: int) -> tuple[Done, dict[str, Any]]:
+    path = folder / "profile.json"
+    command = [sys.executable, "-c", script]
+    done = run_job(folder, "-np", str(ranks), "--profile", "profile.json", command, env=TENSORFLOW_ENV)
+    return done, json.loads(path.read_text()) if path.exists() else {}
+
+
+def test_keras_fit_leaves_a_profile_of_each_gradient(tmp_path: Path) -> None:
+    done, content = profiled(tmp_path, KERAS, 2)
+    assert done.code == 0 and "the times for the input and for the update count as forward" in done.stderr, done
+    assert "warning" not in done.stderr, done
+    gradients = content["gradients"]
+    sizes = {name.split("/", 1)[1]: size for name, size in zip(gradients["name"], gradients["bytes"], strict=True)}
+    rows = 16 * (8 * 4 + 4)  # sparse: 4 samples of 4 words, and of each a row of floats and an index
+    dense = {"dense/kernel": 2048, "dense/bias": 64, "dense_1/kernel": 64, "dense_1/bias": 4}
+    assert sizes == {"embedding/embeddings": rows, **dense}
+    assert content["busy_ranks"] == 2 and len(content["step_ms"]) == 60
+    assert len({median for median, _, _ in gradients["ready_ms"]}) > 1, "they become ready one by one"
+    assert gradients["ready_ms"][0][0] == 0 and content["update_ms"]["median"] < content["forward_ms"]["median"]
+    assert len({line.split()[-1] for line in done.stdout.splitlines()}) == 2, "ranks train apart"
+
+
+def test_an_eager_tape_is_recorded_and_what_xla_compiles_is_refused(tmp_path: Path) -> None:
+    done, content = profiled(tmp_path, TAPE.replace("WRAPPED", "").replace("STEPS", "40"), 1)
+    assert done.code == 0 and sorted(content["gradients"]["bytes"]) == [4, 64, 64, 256], done
+    assert len(content["step_ms"]) == 29 and content["gradients"]["dtype"] == ["float32"] * 4
+    (tmp_path / "profile.json").unlink()
+    done, content = profiled(tmp_path, TAPE.replace("WRAPPED", COMPILED).replace("STEPS", "1"), 1)
+    assert done.code == 1 and content == {}
+    assert "a step that XLA compiles cannot be profiled" in done.said and "hint: jit_compile=False" in done.said, done
