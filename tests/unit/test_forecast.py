@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.forecasts import PROFILE
 from support.pages import ROOT
 
 from horovod.simulate.__main__ import main
@@ -187,25 +188,6 @@ def test_a_cause_that_is_not_there_costs_nothing() -> None:
     alone = forecast(dataclasses.replace(JOB, hosts=(1,), ranks_a_host=1))
     assert alone.rows[0].band.low == alone.rows[0].band.high == 100 and alone.what_ifs == ()
     assert set(alone.rows[0].causes.values()) == {0} and alone.rows[0].limit == ""
-
-
-PROFILE: dict[str, Any] = {
-    "format": "horovod-profile",
-    "version": 1,
-    "name": "train",
-    "device": "cpu",
-    "busy_ranks": 2,
-    "forward_ms": {"median": 30.0},
-    "backward_ms": {"median": 60.0},
-    "update_ms": {"median": 10.0},
-    "step_ms": [99.0, 101.0] * 10,
-    "gradients": {
-        "name": ["b", "a"],
-        "dtype": ["float32", "float32"],
-        "bytes": [4000000, 400],
-        "ready_ms": [[60.0, 59.0, 61.0], [0.0, 0.0, 0.0]],
-    },
-}
 
 
 def written(tmp_path: Path, **changes: Any) -> str:

@@ -8,7 +8,7 @@ import json
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,3 +71,14 @@ def shown(address: str, profile: str) -> Iterator[Page]:
     finally:
         browser.terminate()
         browser.wait(10)
+
+
+def in_widths(page: Page, widths: Sequence[int]) -> Iterator[int]:
+    """Shows the page in a window of each width, which it must fit."""
+    until(lambda: page.evaluate("document.readyState === 'complete' || null"))
+    for width in widths:
+        page.command("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+        until(lambda width=width: page.evaluate(f"innerWidth === {width} || null"))
+        whole = page.evaluate("document.documentElement.scrollWidth")
+        assert whole <= width, f"{whole} pixels in a window of {width}"
+        yield width

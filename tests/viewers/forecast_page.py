@@ -5,7 +5,7 @@ from their labels, and fetches nothing. Arguments: the file, a folder for Chromi
 import sys
 from pathlib import Path
 
-from chromium import shown, until
+from chromium import in_widths, shown
 
 file, profile = sys.argv[1:]
 WIDTHS = (1200, 600, 400)
@@ -22,12 +22,7 @@ ROWS = """[...document.querySelectorAll(".row")].map(one => {
 })"""
 
 with shown(Path(file).resolve().as_uri(), profile) as page:
-    until(lambda: page.evaluate("document.readyState === 'complete' || null"))
-    for width in WIDTHS:
-        page.command("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
-        until(lambda width=width: page.evaluate(f"innerWidth === {width} || null"))
-        whole = page.evaluate("document.documentElement.scrollWidth")
-        assert whole <= width, f"{whole} pixels in a window of {width}"
+    for width in in_widths(page, WIDTHS):
         ((label, wide, high, dots),) = page.evaluate(CHART)
         assert label == "efficiency by hosts" and wide > 0.8 * min(width, 992) - 40 and high > 20 and dots == 7
         rows = page.evaluate(ROWS)

@@ -5,7 +5,7 @@ fetches nothing. Arguments: the file, a folder for Chromium's profile."""
 import sys
 from pathlib import Path
 
-from chromium import shown, until
+from chromium import in_widths, shown
 
 file, profile = sys.argv[1:]
 WIDTHS = (1200, 400)
@@ -15,12 +15,7 @@ SIZES = """[...document.querySelectorAll("svg")].map(one => {
 })"""
 
 with shown(Path(file).resolve().as_uri(), profile) as page:
-    until(lambda: page.evaluate("document.readyState === 'complete' || null"))
-    for width in WIDTHS:
-        page.command("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
-        until(lambda width=width: page.evaluate(f"innerWidth === {width} || null"))
-        whole = page.evaluate("document.documentElement.scrollWidth")
-        assert whole <= width, f"{whole} pixels in a window of {width}"
+    for _ in in_widths(page, WIDTHS):
         pictures = page.evaluate(SIZES)
         assert len(pictures) == 1 + 2 * 3, pictures
         assert all(wide > 150 and high > 10 for _, wide, high, _ in pictures), pictures
