@@ -26,6 +26,6 @@ with shown(Path(file).resolve().as_uri(), profile) as page:
         ((label, wide, high, dots),) = page.evaluate(CHART)
         assert label == "efficiency by hosts" and wide > 0.8 * min(width, 992) - 40 and high > 20 and dots == 7
         rows = page.evaluate(ROWS)
-        assert len(rows) == 6 + 4 and all(apart for _, apart in rows), (width, rows)
+        assert len(rows) > 6 + 2 and all(apart for _, apart in rows), (width, rows)  # six causes, then what would help
     assert page.evaluate("performance.getEntriesByType('resource').length") == 0
 print(f"Chromium: the chart and {len(rows)} bars at widths of {', '.join(map(str, WIDTHS))}")
