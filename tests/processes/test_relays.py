@@ -59,6 +59,7 @@ def test_names_shapes_joins_and_sets_work_in_a_tree(worlds: WorldPool) -> None:
         import numpy as np
 
         import horovod.core as hvd
+        from horovod.core import exceptions
 
         hvd.init()
         rank, size = hvd.rank(), hvd.size()
@@ -74,7 +75,7 @@ def test_names_shapes_joins_and_sets_work_in_a_tree(worlds: WorldPool) -> None:
         names = [f"gradient.{i}" for i in range(40)]
         for rows in (3, 3, 3, 5, 5):  # the fourth has another shape
             assert reduce(list(names), rows) == [total] * 40
-        with pytest.raises(hvd.MismatchError, match=r"rank 5: .*expected as on ranks 0, 1, 2, 3, 4, 6, 7, 8"):
+        with pytest.raises(exceptions.MismatchError, match=r"rank 5: .*expected as on ranks 0, 1, 2, 3, 4, 6, 7, 8"):
             hvd.allreduce(np.ones(4 if rank == 5 else 3), name="mismatch")
         assert hvd.broadcast(np.full(2, float(rank)), root_rank=8, name="root").tolist() == [8.0, 8.0]
         assert hvd.allgather(np.full(1, float(rank))).tolist() == list(range(size))
@@ -196,7 +197,7 @@ def test_a_stall_report_names_the_missing_ranks_of_groups(tmp_path: Path) -> Non
     env["HOROVOD_PRETEND_HOSTS"] = ",".join(["1"] * HOSTS)
     with Job(tmp_path, "-np", str(HOSTS), [sys.executable, "train.py"], env=env) as job:
         (match,) = job.wait_for_line(r"horovod: warning: stall: (.*)", "stderr")
-        expected = r"ranks 0, 1, 2, 3, 6, 7 waited \d+\.\d s for `allreduce\.x` .*: missing ranks 4, 5, 8, which did not"
+        expected = r"ranks 0, 1, 2, 3, 6, 7 waited \d+\.\d s for `allreduce\.x`: missing ranks 4, 5, 8, which did not"
         assert re.match(expected, match[1]), match[1]
         job.wait_for_line(r"rank 5.*train\.py", "stderr")  # where it stands
         for rank in (4, 5, 8):
