@@ -137,7 +137,7 @@ void HostService::serve_link(ControlLinks::Link* link) {
 void HostService::link_closed(ControlLinks::Link* link) {
   const int peer = link->socket.peer();
   bells_.unwatch(link->socket.fd());
-  // Once rank 0 has left, nobody else can say so any more.
+  // Once rank 0 has left, the others go without a word.
   if (leader_.has_left(peer) || (!map_.coordinates() && leader_.has_left(0))) return;
   ending_.poison(HVD_RANK_LOST, peer,
                  "rank " + std::to_string(peer) + " is gone: its process ended or its host is unreachable");

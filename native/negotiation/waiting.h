@@ -37,7 +37,7 @@ class StallFacts {
   // Rank 0 asks, and takes an answer. False: the frame makes no sense, coming from this group.
   void ask_who_waits();
   bool take(int group, FrameKind kind, const std::string& payload);
-  // Nobody who was asked is yet to answer.
+  // All who were asked have answered.
   bool all_have_told() const {
     return std::ranges::none_of(asked_who_waits_, [](bool asked) { return asked; });
   }
@@ -68,7 +68,7 @@ class StallFacts {
   Uplink& uplink_;
   Clock& clock_;
 
-  // What has been told last, and who has not answered yet: on rank 0 by group, on a relay by host of its group.
+  // The last words of the others, and whose answer is yet to come: on rank 0 by group, on a relay by host of its group.
   std::vector<WhoWaits> waiting_there_;
   std::vector<bool> asked_who_waits_;
   uint64_t asked_ns_ = 0;  // a relay

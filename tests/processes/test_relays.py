@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nine pretended hosts whose leaders form a tree: rank 0 speaks with the relays 1, 4 and 7, and these with their groups.
+"""Nine pretended hosts whose leaders form a tree: rank 0 speaks with relays 1, 4 and 7, and these with their groups.
 
 What any job does works there as in a star.
 """
@@ -34,7 +34,8 @@ def messages_of_steps() -> int:
     hvd.init()
 
     def step() -> None:
-        handles = [hvd.allreduce_async(np.full(3, hvd.rank() + 1.0), name=f"gradient.{i}", op=hvd.Sum) for i in range(30)]
+        mine = np.full(3, hvd.rank() + 1.0)
+        handles = [hvd.allreduce_async(mine, name=f"gradient.{i}", op=hvd.Sum) for i in range(30)]
         for handle in handles:
             assert hvd.synchronize(handle).tolist() == [45.0] * 3
 
@@ -199,7 +200,7 @@ def test_a_stall_report_names_the_missing_ranks_of_groups(tmp_path: Path) -> Non
         (match,) = job.wait_for_line(r"horovod: warning: stall: (.*)", "stderr")
         expected = r"ranks 0, 1, 2, 3, 6, 7 waited \d+\.\d s for `allreduce\.x`: missing ranks 4, 5, 8, which did not"
         assert re.match(expected, match[1]), match[1]
-        job.wait_for_line(r"rank 5.*train\.py", "stderr")  # where it stands
+        job.wait_for_line(r"  rank 5 (stands at|has not said)", "stderr")  # it may be too busy to say
         for rank in (4, 5, 8):
             os.close(os.open(tmp_path / f"go{rank}", os.O_WRONLY))
         job.wait_for_line("done", count=HOSTS)
