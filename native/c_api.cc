@@ -200,6 +200,20 @@ int hvd_plan(const char* transport, int32_t must, const int32_t* host_of_rank, i
   });
 }
 
+int hvd_control_links(const int32_t* host_of_rank, int32_t world_size, int32_t relays_above_hosts, int32_t rank,
+                      uint8_t* linked, hvd_status* status) {
+  return guarded(status, [&]() -> Status {
+    HVD_RETURN_IF_ERROR(need({HVD_NEED(host_of_rank), HVD_NEED(linked)}));
+    if (world_size < 1 || rank < 0 || rank >= world_size) return {HVD_INVALID_ARGUMENT, "expected a rank of the world"};
+    const hvd::Topology topology({host_of_rank, host_of_rank + world_size});
+    const hvd::HostMap map(topology, rank, relays_above_hosts);
+    if (!map.is_leader()) return {};
+    if (!map.coordinates()) linked[map.leader_of(map.above())] = 1;
+    for (const int host : map.tree.below(map.host)) linked[map.leader_of(host)] = 1;
+    return {};
+  });
+}
+
 int hvd_use_mpi(const hvd_mpi* mpi, hvd_status* status) {
   return guarded(status, [&]() -> Status {
     HVD_RETURN_IF_ERROR(need({HVD_NEED(mpi)}));

@@ -24,7 +24,7 @@ namespace hvd {
 Engine::Engine(EngineOptions options)
     : options_(std::move(options)),
       topology_(options_.host_of_rank),
-      map_(topology_, options_.rank),
+      map_(topology_, options_.rank, options_.settings.relays_above_hosts),
       world_(std::make_shared<ProcessSet>()) {
   options_.host_of_rank = topology_.host_of_rank();
   for (int r = 0; r < map_.world_size(); ++r) world_->ranks.push_back(r);
@@ -63,7 +63,7 @@ Status Engine::give_up(const Status& why) {
   ControlLinks links;  // those that this engine still owns
   for (EngineOptions::Link& link : options_.links) {
     if (link.purpose != HVD_LINK_CONTROL || link.fd < 0) continue;
-    links.add(std::exchange(link.fd, -1), link.peer, topology_.host_of(link.peer));
+    links.add(std::exchange(link.fd, -1), link.peer, topology_.host_of(link.peer), false);
   }
   links.send_to_all(FrameKind::kAbort, abort_payload(cause));
   links.finish_sending();

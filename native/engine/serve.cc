@@ -30,10 +30,11 @@ Status HostService::take_links(std::vector<EngineOptions::Link>* links) {
   std::vector<int> sockets;
   for (EngineOptions::Link& link : *links) {
     if (link.purpose != HVD_LINK_CONTROL) continue;
-    links_.add(std::exchange(link.fd, -1), link.peer, map_.host_of(link.peer));
+    const int host = map_.host_of(link.peer);
+    links_.add(std::exchange(link.fd, -1), link.peer, host, map_.tree.above(host) == map_.host);
     sockets.push_back(links_.all().back().socket.fd());
   }
-  const size_t expected = map_.coordinates() ? static_cast<size_t>(map_.hosts() - 1) : 1;
+  const size_t expected = map_.tree.below(map_.host).size() + (map_.coordinates() ? 0 : 1);
   if (links_.size() != expected) {
     return {HVD_INVALID_ARGUMENT, "rank " + std::to_string(map_.rank) + ": expected " + std::to_string(expected) +
                                       " control links, got " + std::to_string(links_.size())};
@@ -136,7 +137,8 @@ void HostService::serve_link(ControlLinks::Link* link) {
 void HostService::link_closed(ControlLinks::Link* link) {
   const int peer = link->socket.peer();
   bells_.unwatch(link->socket.fd());
-  if (leader_.has_left(peer)) return;
+  // Once rank 0 has left, the others go without a word.
+  if (leader_.has_left(peer) || (!map_.coordinates() && leader_.has_left(0))) return;
   ending_.poison(HVD_RANK_LOST, peer,
                  "rank " + std::to_string(peer) + " is gone: its process ended or its host is unreachable");
 }

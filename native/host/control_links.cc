@@ -7,10 +7,16 @@
 
 namespace hvd {
 
+void ControlLinks::add(int fd, int peer, int host, bool is_below) {
+  links_.push_back({SocketLink(fd, peer), host, is_below});
+  const auto index = static_cast<size_t>(host);
+  if (by_host_.size() <= index) by_host_.resize(index + 1, nullptr);
+  by_host_[index] = &links_.back();
+}
+
 void ControlLinks::send(int host, FrameKind kind, std::string_view payload) {
-  for (Link& link : links_) {
-    if (link.host == host) link.socket.send(kind, payload);
-  }
+  const auto index = static_cast<size_t>(host);
+  if (index < by_host_.size() && by_host_[index] != nullptr) by_host_[index]->socket.send(kind, payload);
   if (kind == FrameKind::kRecords) messages_.fetch_add(1, std::memory_order_relaxed);
 }
 
@@ -20,7 +26,8 @@ void ControlLinks::send_to_all(FrameKind kind, std::string_view payload) {
 
 void ControlLinks::end_batch() {
   std::vector<uint64_t> until;
-  for (const Link& link : links_) until.push_back(link.socket.bytes_queued());
+  // Towards rank 0 nothing is waited for: it may be in the batch by now, and read nothing.
+  for (const Link& link : links_) until.push_back(link.is_below ? link.socket.bytes_queued() : 0);
   batches_.push_back(std::move(until));
 }
 

@@ -12,7 +12,7 @@
 // debugger holds is not a loss to its own host: it is named once. One that would run, if it were given a core, is slow,
 // not frozen: a container at its limit, or too many ranks for the machine. It has ten times as long.
 //
-// Other hosts: rank 0 and every other host's leader send each other a beat a second over a separate link. A side that
+// Other hosts: leaders that have a control link with each other send a beat a second over a separate link. A side that
 // hears nothing for lost_ms takes the other for lost. But if frozen processes are not losses (frozen_ms is 0), a leader
 // whose host's kernel still answers is waited for: its process may be stopped. The end of that link means
 // nothing here: leaders leave in order as well, and a death ends the control link too. Once the generation is poisoned

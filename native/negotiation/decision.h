@@ -48,6 +48,8 @@ struct Requester {
 
 // By entry that a rank has in flight: the round of its host's tally in which it was counted.
 using CountedIn = std::map<uint32_t, uint32_t>;
+// Of an entry: ranks, and the round of their host's tally.
+using RoundOfRank = std::map<int, uint32_t>;
 
 struct Effects {
   std::vector<uint32_t> recalls;  // to every host that counts, before the decisions

@@ -194,12 +194,19 @@ std::string ids_payload(const std::vector<uint32_t>& ids) {
   return payload.take();
 }
 
-bool parse_recalled(std::string_view payload, RecalledFrame* out) {
+bool parse_recalled(std::string_view payload, int world_size, RecalledFrame* out) {
   Reader reader(payload);
   out->id = reader.get<uint32_t>();
   out->found.round = reader.get<uint32_t>();
   out->found.count = reader.get<uint32_t>();
   out->found.complete = reader.get<uint8_t>() != 0;
+  out->others.clear();
+  const uint32_t length = reader.at_end() ? 0 : reader.get<uint32_t>();
+  for (uint32_t i = 0; i < length && !reader.broken(); ++i) {
+    const auto rank = reader.get<int32_t>();
+    if (!is_rank(rank, world_size)) return false;
+    out->others[rank] = reader.get<uint32_t>();
+  }
   return is_whole(reader) && out->id < kMaxEntries && !(out->found.complete && out->found.count > 0);
 }
 
@@ -207,6 +214,8 @@ std::string recalled_payload(const RecalledFrame& answer) {
   Writer payload;
   payload.put(answer.id).put(answer.found.round).put(answer.found.count);
   payload.put(static_cast<uint8_t>(answer.found.complete));
+  if (!answer.others.empty()) payload.put(static_cast<uint32_t>(answer.others.size()));
+  for (const auto& [rank, round] : answer.others) payload.put(static_cast<int32_t>(rank)).put(round);
   return payload.take();
 }
 

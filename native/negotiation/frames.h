@@ -40,6 +40,8 @@ struct CompleteFrame {
 struct RecalledFrame {
   uint32_t id = 0;
   Recalled found;
+  // Of a group of hosts: ranks of those where the round has another number than in `found`, and that number.
+  RoundOfRank others;
 };
 
 struct JoinFrame {
@@ -98,7 +100,7 @@ std::string waiting_payload(const WhoWaits& all);
 bool parse_ids(std::string_view payload, std::vector<uint32_t>* ids);  // kRetired; kMayRetire downward
 bool parse_may_retire(std::string_view payload, std::vector<RetireAnswer>* out);
 std::string may_retire_payload(const std::vector<RetireAnswer>& answers);
-bool parse_recalled(std::string_view payload, RecalledFrame* out);
+bool parse_recalled(std::string_view payload, int world_size, RecalledFrame* out);
 std::string recalled_payload(const RecalledFrame& answer);
 bool parse_join(std::string_view payload, int world_size, JoinFrame* out);
 std::string join_payload(const JoinFrame& join);

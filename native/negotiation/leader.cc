@@ -25,9 +25,12 @@ Leader::Leader(const HostMap& map, LeaderSettings settings, LeaderPorts ports)
       log_(map, ports.board, ports.clock, ports.waker, ports.readers),
       facts_(map, settings.late_ms, ports.board, ports.uplink, ports.clock) {
   if (map_.coordinates()) {
-    coordinator_.emplace(map_.topology.host_of_rank(), settings_.names);
+    std::vector<int> group_of_rank;
+    for (const int host : map_.topology.host_of_rank()) group_of_rank.push_back(map_.tree.group_of(host));
+    coordinator_.emplace(std::move(group_of_rank), settings_.names);
   } else {
     merger_.emplace();
+    if (map_.relays()) relay_.emplace(map_);
   }
   std::vector<int> all;
   for (int rank = 0; rank < map_.world_size(); ++rank) all.push_back(rank);
@@ -39,7 +42,7 @@ void Leader::add_set(int32_t set, const std::vector<int>& ranks) {
   if (coordinates()) {
     coordinator_->add_set(set, ranks);
   } else {
-    merger_->add_set(set, std::move(members_here));
+    merger_->add_set(set, relay_.has_value() ? relay_->add_set(set, ranks) : std::move(members_here));
   }
 }
 
@@ -49,6 +52,7 @@ void Leader::remove_set(int32_t set) {
     coordinator_->remove_set(set);
   } else {
     merger_->remove_set(set);
+    if (relay_.has_value()) relay_->remove_set(set);
   }
 }
 
@@ -89,33 +93,38 @@ Status Leader::take_from_rank(uint32_t local_rank, FrameKind kind, const std::st
     // Complete entries were complete before this rank left.
     if (kind == FrameKind::kLeave) HVD_RETURN_IF_ERROR(say_pending());
     Effects effects;
-    if (!coordinate(map_.host, kind, payload, &effects)) return unreadable();
+    if (!coordinate(map_.group_of(rank), kind, payload, &effects)) return unreadable();
     return spread(std::move(effects));
   }
   if (kind == FrameKind::kRequest && !is_receive(request.descriptor)) {
     send_requests(merger_->ask(std::move(request), clock_.now_ns()));
     return {};
   }
-  send_requests(merger_->take_of(rank));  // a rank's frames stay in order
+  send_requests(merger_->take_of(rank));
   if (kind == FrameKind::kLeave) HVD_RETURN_IF_ERROR(say_pending());
+  send_word_of(rank, kind, payload);
+  return {};
+}
+
+void Leader::send_word_of(int rank, FrameKind kind, const std::string& payload) {
+  send_requests(merger_->take_of(rank));  // a rank's frames stay in order
   send_up(kind, payload);
   if (JoinFrame join; kind == FrameKind::kJoin && parse_join(payload, map_.world_size(), &join)) {
     send_requests(merger_->join(rank, std::move(join.counted)));
   }
-  return {};
 }
 
 Status Leader::take_from_host(int host, FrameKind kind, const std::string& payload) {
   const int from = map_.leader_of(host);
-  bool is_sound = false;
   Effects effects;
   Status outcome;
   if (coordinates()) {
-    is_sound = coordinate(host, kind, payload, &effects);
+    const bool is_sound = map_.tree.is_relay(host) && coordinate(map_.tree.group_of(host), kind, payload, &effects);
     if (is_sound) return spread(std::move(effects));
-  } else {
-    is_sound = host == map_.coordinating_host() && obey(kind, payload, &outcome);
-    if (is_sound) return outcome;
+  } else if (host == map_.above()) {
+    if (obey(kind, payload, &outcome)) return outcome;
+  } else if (relay_.has_value() && map_.tree.above(host) == map_.host && take_from_group(host, kind, payload)) {
+    return {};
   }
   return unreadable_from(from, map_.rank, "a message of kind " + std::to_string(static_cast<int>(kind)),
                          payload.size());
@@ -165,48 +174,59 @@ Status Leader::say_pending() {
   std::vector<HostReady> ready;
   for (const uint32_t id : pending_.take().ids) ready.push_back({id, board_.last_arrival(id).rank});
   if (ready.empty()) return {};
+  if (relay_.has_value()) {
+    Relay::Answers answers;
+    for (const HostReady& entry : ready) {
+      if (!relay_->host_ready(0, entry, &answers)) return unknown_entry();
+    }
+    send_answers(answers);
+    return {};
+  }
   if (!coordinates()) {
     send_up(FrameKind::kHostReady, host_ready_payload(ready));
     return {};
   }
   Effects effects;
   for (const HostReady& entry : ready) {
-    if (!coordinator_->host_ready(map_.host, entry.id, now_seconds(), &effects, entry.last_rank)) {
-      return {HVD_RANK_LOST,
-              "a rank of rank 0's host counted an operation as complete that rank 0 does not know\n"
-              "hint: install the same version of Horovod for all ranks",
-              map_.rank};
-    }
+    if (!coordinator_->host_ready(0, entry.id, now_seconds(), &effects, entry.last_rank)) return unknown_entry();
   }
   return spread(std::move(effects));
 }
 
-// False: the frame makes no sense, coming from this host.
-bool Leader::coordinate(int host, FrameKind kind, const std::string& payload, Effects* effects) {
+Status Leader::unknown_entry() const {
+  const std::string leader = "rank " + std::to_string(map_.rank);
+  return {HVD_RANK_LOST,
+          "a rank of " + leader + "'s host counted an operation as complete that " + leader +
+              " does not know\nhint: install the same version of Horovod for all ranks",
+          map_.rank};
+}
+
+// False: the frame makes no sense, coming from this group: without a tree, from this host.
+bool Leader::coordinate(int group, FrameKind kind, const std::string& payload, Effects* effects) {
   switch (kind) {
     case FrameKind::kRequest:
     case FrameKind::kRefuse:
     case FrameKind::kJoin:
     case FrameKind::kLeave:
-      return coordinate_ranks(host, kind, payload, effects);
+      return coordinate_ranks(group, kind, payload, effects);
     case FrameKind::kHostReady:
     case FrameKind::kRecalled:
     case FrameKind::kMayRetire:
     case FrameKind::kRetired:
-      return coordinate_ids(host, kind, payload, effects);
+      return coordinate_ids(group, kind, payload, effects);
     case FrameKind::kStack:
     case FrameKind::kWaiting:
-      return facts_.take(host, kind, payload);
+      return facts_.take(group, kind, payload);
     default:
       return false;
   }
 }
 
-// Frames of the host's ranks.
-bool Leader::coordinate_ranks(int host, FrameKind kind, const std::string& payload, Effects* effects) {
+// Frames of the group's ranks.
+bool Leader::coordinate_ranks(int group, FrameKind kind, const std::string& payload, Effects* effects) {
   const int world_size = map_.world_size();
   const double now = now_seconds();
-  const auto lives_there = [&](int rank) { return map_.host_of(rank) == host; };
+  const auto lives_there = [&](int rank) { return map_.group_of(rank) == group; };
   if (RequestFrame request; kind == FrameKind::kRequest) {
     return parse_request(payload, world_size, &request) &&
            std::ranges::all_of(request.ranks, [&](const Requester& from) { return lives_there(from.rank); }) &&
@@ -226,40 +246,49 @@ bool Leader::coordinate_ranks(int host, FrameKind kind, const std::string& paylo
   return true;
 }
 
-// Frames of the host's leader about entries.
-bool Leader::coordinate_ids(int host, FrameKind kind, const std::string& payload, Effects* effects) {
+// Frames of the group's relay about entries.
+bool Leader::coordinate_ids(int group, FrameKind kind, const std::string& payload, Effects* effects) {
   if (RecalledFrame answer; kind == FrameKind::kRecalled) {
-    return parse_recalled(payload, &answer) && coordinator_->recalled(host, answer.id, answer.found, effects);
+    const auto lives_there = [&](const auto& other) { return map_.group_of(other.first) == group; };
+    return parse_recalled(payload, map_.world_size(), &answer) && std::ranges::all_of(answer.others, lives_there) &&
+           coordinator_->recalled(group, answer.id, answer.found, effects, answer.others);
   }
   if (std::vector<RetireAnswer> answers; kind == FrameKind::kMayRetire) {
     return parse_may_retire(payload, &answers) && std::ranges::all_of(answers, [&](const RetireAnswer& answer) {
-             return coordinator_->may_retire(host, answer.id, answer.idle, effects);
+             return coordinator_->may_retire(group, answer.id, answer.idle, effects);
            });
   }
   if (std::vector<HostReady> ready; kind == FrameKind::kHostReady) {
     return parse_host_ready(payload, map_.world_size(), &ready) && std::ranges::all_of(ready, [&](HostReady entry) {
-             return coordinator_->host_ready(host, entry.id, now_seconds(), effects, entry.last_rank);
+             return coordinator_->host_ready(group, entry.id, now_seconds(), effects, entry.last_rank);
            });
   }
   std::vector<uint32_t> ids;
   return parse_ids(payload, &ids) &&
-         std::ranges::all_of(ids, [&](uint32_t id) { return coordinator_->retired(host, id, effects); });
+         std::ranges::all_of(ids, [&](uint32_t id) { return coordinator_->retired(group, id, effects); });
 }
 
-// Frames of rank 0 to another leader. False: the frame makes no sense.
+// Frames of rank 0 to another leader, maybe by way of its relay. False: the frame makes no sense.
 bool Leader::obey(FrameKind kind, const std::string& payload, Status* outcome) {
   if (uint32_t id = 0; kind == FrameKind::kRecall) {
     if (!parse_recall(payload, &id)) return false;
+    if (relay_.has_value()) return ask_group_to_recall(id, payload, outcome);
     *outcome = answer_recall(id, nullptr);
     return true;
   }
   if (std::vector<Decision> decisions; kind == FrameKind::kRecords) {
     if (!parse_records(payload, map_.world_size(), &decisions)) return false;
+    if (relay_.has_value()) {
+      for (const Decision& decision : decisions) relay_->note(decision);
+      send_to_group(kind, payload);
+      uplink_.end_batch();  // as rank 0: it ends with a CLOSE
+    }
     *outcome = log_.apply(decisions, &*merger_);
     return true;
   }
   if (std::vector<uint32_t> ids; kind == FrameKind::kMayRetire) {
     if (!parse_ids(payload, &ids)) return false;
+    if (relay_.has_value()) return ask_group_to_retire(ids);
     std::vector<RetireAnswer> answers;
     for (const uint32_t id : ids) answers.push_back({id, log_.is_idle(id)});
     send_up(FrameKind::kMayRetire, may_retire_payload(answers));
@@ -267,12 +296,14 @@ bool Leader::obey(FrameKind kind, const std::string& payload, Status* outcome) {
   }
   if (kind == FrameKind::kWhoWaits) {
     if (!payload.empty()) return false;
-    facts_.tell(log_.ids());
+    facts_.answer(log_.ids());
     return true;
   }
   int rank = -1;
   if (kind != FrameKind::kStackWanted || !parse_stack_wanted(payload, map_.world_size(), &rank)) return false;
-  if (map_.host_of(rank) == map_.host) facts_.ask_for_stack_here(rank);
+  const int host = map_.host_of(rank);
+  if (host == map_.host) facts_.ask_for_stack_here(rank);
+  if (relay_.has_value() && map_.tree.above(host) == map_.host) uplink_.send(host, kind, payload);
   return true;
 }
 
@@ -284,6 +315,7 @@ std::string Leader::snapshot() const {
     text.put('|').put(pending.urgent);
   });
   if (merger_.has_value()) text.put_string(merger_->snapshot());
+  if (relay_.has_value()) text.put_string(relay_->snapshot());
   log_.add_to_snapshot(&text);
   if (coordinator_.has_value()) text.put_string(coordinator_->snapshot());
   return text.take();

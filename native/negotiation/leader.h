@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A host's leader (step 5): the lowest rank of each host. It takes the frames of its host's ranks, tells rank 0 what is
 // complete here, and writes into its host's log what rank 0 has decided. The leader of rank 0's host also owns the
-// coordinator, which decides for all hosts.
+// coordinator, which decides for all hosts. With very many hosts, some leaders are relays as well: they pass rank 0's
+// word on to the hosts of their group, and answer for all of these (world/control_tree.h).
 //
 //   from ranks       requests, refusals, joins and leaves go up; equal requests of one name go up as one. Completed
 //                    entries are gathered until it is time to speak: at most one message for a batch.
@@ -11,8 +12,8 @@
 // Under the driver's token, except pending(), which any thread may use. Blocks only in Readers. A failure that a
 // function returns ends the generation. A plain value apart from its ports: the model checks copy it.
 //
-// Parts: LogWriter, RequestMerger, Pending, StallFacts. Files: leader.cc (frames and when to speak), spread.cc
-// (decisions, recalls, names that go).
+// Parts: LogWriter, RequestMerger, Relay, Pending, StallFacts. Files: leader.cc (frames and when to speak), spread.cc
+// (decisions, recalls, names that go), group.cc (a relay's hosts).
 #pragma once
 
 #include <cstdint>
@@ -26,6 +27,7 @@
 #include "negotiation/log_writer.h"
 #include "negotiation/pending.h"
 #include "negotiation/ports.h"
+#include "negotiation/relay.h"
 #include "negotiation/request_merger.h"
 #include "negotiation/waiting.h"
 #include "platform/status.h"
@@ -95,21 +97,32 @@ class Leader {
   int rank_of(uint32_t local_rank) const { return map_.ranks_here[local_rank]; }
   bool coordinates() const { return coordinator_.has_value(); }
   double now_seconds() const { return static_cast<double>(clock_.now_ns()) * 1e-9; }
-  void send_up(FrameKind kind, const std::string& payload) { uplink_.send(map_.coordinating_host(), kind, payload); }
+  void send_up(FrameKind kind, const std::string& payload) { uplink_.send(map_.above(), kind, payload); }
+  Status unknown_entry() const;
 
   bool is_sound_from(int rank, FrameKind kind, const std::string& payload, RequestFrame* request) const;
   void send_requests(const std::vector<RequestFrame>& requests);
+  void send_word_of(int rank, FrameKind kind, const std::string& payload);
   bool is_time(const Pending::Contents& pending) const;
   Status say_pending();
-  bool coordinate(int host, FrameKind kind, const std::string& payload, Effects* effects);
-  bool coordinate_ranks(int host, FrameKind kind, const std::string& payload, Effects* effects);
-  bool coordinate_ids(int host, FrameKind kind, const std::string& payload, Effects* effects);
+  bool coordinate(int group, FrameKind kind, const std::string& payload, Effects* effects);
+  bool coordinate_ranks(int group, FrameKind kind, const std::string& payload, Effects* effects);
+  bool coordinate_ids(int group, FrameKind kind, const std::string& payload, Effects* effects);
   bool obey(FrameKind kind, const std::string& payload, Status* outcome);
 
   Status spread(Effects effects);
   Status spread_recalls(Effects* effects);
   void spread_questions(Effects* effects);
   Status answer_recall(uint32_t id, Effects* effects);
+
+  // group.cc
+  bool take_from_group(int host, FrameKind kind, const std::string& payload);
+  bool take_ranks_of_group(int host, FrameKind kind, const std::string& payload);
+  bool take_ids_of_group(int host, FrameKind kind, const std::string& payload);
+  void send_to_group(FrameKind kind, const std::string& payload);
+  bool ask_group_to_recall(uint32_t id, const std::string& payload, Status* outcome);
+  bool ask_group_to_retire(const std::vector<uint32_t>& ids);
+  void send_answers(const Relay::Answers& answers);
 
   const HostMap& map_;
   const LeaderSettings settings_;
@@ -120,6 +133,7 @@ class Leader {
   std::optional<Coordinator> coordinator_;  // on rank 0's host
   Pending pending_;
   std::optional<RequestMerger> merger_;  // on other hosts than rank 0's
+  std::optional<Relay> relay_;           // of a group of several hosts
   LogWriter log_;
   StallFacts facts_;
 };

@@ -78,7 +78,7 @@ class Board {
   virtual bool take_stack(uint32_t local_rank, std::string* text) = 0;  // false: no answer yet
 };
 
-// The way to other hosts' leaders: from rank 0's host to every other, and back. The driver's thread.
+// The way to other hosts' leaders: to those that this one is linked with (world/control_tree.h). The driver's thread.
 class Uplink {
  public:
   virtual ~Uplink() = default;

@@ -35,8 +35,8 @@ class Publisher {
   virtual void leave() = 0;
   // True if any rank of this host may end a batch; otherwise rank 0 does.
   virtual bool ends_batches() const = 0;
-  // True if this rank cannot announce its leaving any more, because rank 0 or its host's leader has left. `left`: by
-  // rank, which have left.
+  // True if this rank cannot announce its leaving any more, because rank 0 has left, or a leader on the way there.
+  // `left`: by rank, which have left.
   virtual bool is_cut_off(const std::vector<bool>& left) const = 0;
 };
 
@@ -74,7 +74,8 @@ class LeaderPublisher final : public Publisher {
   void leave() override;
   bool ends_batches() const override { return false; }
   bool is_cut_off(const std::vector<bool>& left) const override {
-    return left.front() || left[static_cast<size_t>(map_.ranks_here.front())];
+    const auto relay = static_cast<size_t>(map_.leader_of(map_.above()));
+    return left.front() || left[relay] || left[static_cast<size_t>(map_.ranks_here.front())];
   }
 
  private:

@@ -26,7 +26,7 @@ void RequestMerger::remove_set(int32_t set) {
 std::vector<RequestFrame> RequestMerger::ask(RequestFrame request, uint64_t now_ns) {
   const Name name{request.set, request.name};
   Asked& asked = names_[name];
-  asked.ranks.push_back(request.ranks.front().rank);
+  for (const Requester& from : request.ranks) asked.ranks.push_back(from.rank);
   if (asked.unsent.empty()) {
     asked.due_ns = now_ns + kHoldNs;
     waiting_.emplace(asked.due_ns, name);
@@ -35,7 +35,7 @@ std::vector<RequestFrame> RequestMerger::ask(RequestFrame request, uint64_t now_
   if (equal == asked.unsent.end()) {
     asked.unsent.push_back(std::move(request));
   } else {
-    equal->ranks.push_back(request.ranks.front());
+    equal->ranks.insert(equal->ranks.end(), request.ranks.begin(), request.ranks.end());
   }
   return take_if_complete(name);
 }

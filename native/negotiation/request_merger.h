@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The requests of one host's ranks on their way to rank 0 (step 5): equal requests go up as one. Every leader except
-// rank 0's owns a RequestMerger, and sends the requests that it returns as due.
+// rank 0's owns a RequestMerger, and sends the requests that it returns as due. A relay's merges those of its group of
+// hosts, which have been merged before: read "group" for "host".
 //
 // A name's requests are due once every rank of the host that can still ask has asked, at the latest 10 ms after the
 // first request. The ranks that can still ask are the set's members on this host, without those that have joined, and
@@ -27,7 +28,7 @@ class RequestMerger {
   void add_set(int32_t set, std::vector<int> ranks_here) { sets_[set] = std::move(ranks_here); }
   void remove_set(int32_t set);
 
-  // These three return the requests that are due now. ask: a rank asks. join: a rank will ask no more, and its requests
+  // These three return the requests that are due now. ask: ranks ask. join: a rank will ask no more, and its requests
   // have been sent. recall: the host has answered a recall of the entry.
   std::vector<RequestFrame> ask(RequestFrame request, uint64_t now_ns);
   std::vector<RequestFrame> join(int rank, CountedIn counted);

@@ -14,8 +14,8 @@ Status Leader::spread(Effects effects) {
   if (map_.spans_hosts()) {
     effects.decisions.push_back({RecordKind::kClose, 0, false, {}});
     const std::string frame = records_payload(effects.decisions);
-    for (int host = 0; host < map_.hosts(); ++host) {
-      if (host != map_.host) uplink_.send(host, FrameKind::kRecords, frame);
+    for (int group = 1; group < map_.tree.groups(); ++group) {
+      uplink_.send(map_.tree.relay_of(group), FrameKind::kRecords, frame);
     }
     uplink_.end_batch();
   }
@@ -26,30 +26,31 @@ Status Leader::spread_recalls(Effects* effects) {
   for (const uint32_t id : std::exchange(effects->recalls, {})) {
     if (id >= kMaxEntries) continue;
     HVD_RETURN_IF_ERROR(say_pending());
-    for (int host = 0; host < map_.hosts(); ++host) {
-      if (host != map_.host && coordinator_->counts_on(id, host)) {
-        uplink_.send(host, FrameKind::kRecall, recall_payload(id));
+    for (int group = 1; group < map_.tree.groups(); ++group) {
+      if (coordinator_->counts_on(id, group)) {
+        uplink_.send(map_.tree.relay_of(group), FrameKind::kRecall, recall_payload(id));
       }
     }
-    if (coordinator_->counts_on(id, map_.host)) HVD_RETURN_IF_ERROR(answer_recall(id, effects));
+    if (coordinator_->counts_on(id, 0)) HVD_RETURN_IF_ERROR(answer_recall(id, effects));
   }
   return {};
 }
 
 void Leader::spread_questions(Effects* effects) {
   const std::vector<uint32_t> questions = std::exchange(effects->retires, {});
-  std::vector<std::vector<uint32_t>> asked(static_cast<size_t>(map_.hosts()));
-  for (int host = 0; host < map_.hosts(); ++host) {
+  const int groups = map_.tree.groups();
+  std::vector<std::vector<uint32_t>> asked(static_cast<size_t>(groups));
+  for (int group = 0; group < groups; ++group) {
     for (const uint32_t id : questions) {
-      if (coordinator_->counts_on(id, host)) asked[static_cast<size_t>(host)].push_back(id);
+      if (coordinator_->counts_on(id, group)) asked[static_cast<size_t>(group)].push_back(id);
     }
   }
-  for (int host = 0; host < map_.hosts(); ++host) {
-    const std::vector<uint32_t>& ids = asked[static_cast<size_t>(host)];
-    if (host != map_.host && !ids.empty()) uplink_.send(host, FrameKind::kMayRetire, ids_payload(ids));
+  for (int group = 1; group < groups; ++group) {
+    const std::vector<uint32_t>& ids = asked[static_cast<size_t>(group)];
+    if (!ids.empty()) uplink_.send(map_.tree.relay_of(group), FrameKind::kMayRetire, ids_payload(ids));
   }
-  for (const uint32_t id : asked[static_cast<size_t>(map_.host)]) {
-    coordinator_->may_retire(map_.host, id, log_.is_idle(id), effects);
+  for (const uint32_t id : asked.front()) {
+    coordinator_->may_retire(0, id, log_.is_idle(id), effects);
   }
 }
 
@@ -57,13 +58,18 @@ void Leader::spread_questions(Effects* effects) {
 Status Leader::answer_recall(uint32_t id, Effects* effects) {
   const Recalled found = board_.recall(id);
   if (coordinates()) {
-    coordinator_->recalled(map_.host, id, found, effects);
+    coordinator_->recalled(0, id, found, effects);
     return {};
   }
   // Rank 0 waits for what is complete on this host, and would otherwise wait until this leader speaks next.
   HVD_RETURN_IF_ERROR(say_pending());
-  send_up(FrameKind::kRecalled, recalled_payload({id, found}));
-  send_requests(merger_->recall(id, found));
+  Relay::Answers answers;
+  if (relay_.has_value()) {
+    relay_->recalled(0, {id, found, {}}, &answers);
+  } else {
+    answers.recalled.push_back({id, found, {}});
+  }
+  send_answers(answers);
   return {};
 }
 
@@ -71,12 +77,18 @@ Status Leader::tell_retired(bool* any) {
   *any = false;
   const std::vector<uint32_t> ids = log_.take_read_retirements();
   if (ids.empty()) return {};
+  if (relay_.has_value()) {
+    Relay::Answers answers;
+    for (const uint32_t id : ids) relay_->retired(0, id, &answers);
+    send_answers(answers);
+    return {};
+  }
   if (!coordinates()) {
     send_up(FrameKind::kRetired, ids_payload(ids));
     return {};
   }
   Effects effects;
-  for (const uint32_t id : ids) coordinator_->retired(map_.host, id, &effects);
+  for (const uint32_t id : ids) coordinator_->retired(0, id, &effects);
   *any = !effects.decisions.empty();
   return spread(std::move(effects));
 }

@@ -4,7 +4,8 @@
 // coordinator knows the ranks that wait for a new name.
 //
 // Another host's leader tells rank 0 by itself only that something is late. Before rank 0 says who is missing, it asks
-// all leaders, because it knows only the late ones of the entries that are complete on no host.
+// all leaders, because it knows only the late ones of the entries that are complete on no host. A relay puts together
+// what the hosts of its group say, with the ranks of each.
 //
 // `ids`: there may be entries with numbers below it. Under the driver's token. Never blocks. A plain value apart from
 // its ports, as the leader.
@@ -28,12 +29,15 @@ class StallFacts {
   // `late_ms`: what has been waited for so long is told to rank 0 unasked; 0: nothing is.
   StallFacts(const HostMap& map, uint64_t late_ms, Board& board, Uplink& uplink, Clock& clock);
 
-  // Another host's leader tells rank 0.
+  // Another host's leader tells rank 0. tell_if_late: at each tick, and when a relay passes on what it was told unasked.
   void tell_if_late(size_t ids);
-  void tell(size_t ids) { tell(waiting_here(ids)); }  // it was asked
-  // Rank 0 asks, and takes an answer. False: the frame makes no sense, coming from this host.
+  void answer(size_t ids);
+  // A relay takes a word of another host of its group. False: it makes no sense, coming from this host.
+  bool take_for_group(int host, FrameKind kind, const std::string& payload);
+  // Rank 0 asks, and takes an answer. False: the frame makes no sense, coming from this group.
   void ask_who_waits();
-  bool take(int host, FrameKind kind, const std::string& payload);
+  bool take(int group, FrameKind kind, const std::string& payload);
+  // All who were asked have answered.
   bool all_have_told() const {
     return std::ranges::none_of(asked_who_waits_, [](bool asked) { return asked; });
   }
@@ -51,9 +55,12 @@ class StallFacts {
 
  private:
   WhoWaits waiting_here(size_t ids);
-  void tell(const WhoWaits& waiting);
+  void tell(WhoWaits waiting);
+  void tell_of_group();
+  template <class LivesThere>
+  bool take_waiting(size_t from, const std::string& payload, const LivesThere& lives_there);
   int rank_of(uint32_t local_rank) const { return map_.ranks_here[local_rank]; }
-  void send_up(FrameKind kind, const std::string& payload) { uplink_.send(map_.coordinating_host(), kind, payload); }
+  void send_up(FrameKind kind, const std::string& payload) { uplink_.send(map_.above(), kind, payload); }
 
   const HostMap& map_;
   const uint64_t late_ms_;
@@ -61,8 +68,11 @@ class StallFacts {
   Uplink& uplink_;
   Clock& clock_;
 
-  std::vector<WhoWaits> waiting_there_;  // rank 0: by host, what its leader has told last
-  std::vector<bool> asked_who_waits_;    // rank 0: by host, without an answer
+  // The last words of the others, and whose answer is yet to come: on rank 0 by group, on a relay by host of its group.
+  std::vector<WhoWaits> waiting_there_;
+  std::vector<bool> asked_who_waits_;
+  uint64_t asked_ns_ = 0;  // a relay
+  bool has_news_ = false;  // likewise: was told something unasked
   bool told_waiting_ = false;
   std::map<int, std::string> stacks_;  // rank 0: the answers
   std::vector<int> stacks_asked_;      // of this host, without an answer

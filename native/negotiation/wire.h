@@ -130,12 +130,14 @@ struct Difference {
 Difference difference(const Descriptor& expected, const Descriptor& seen);
 
 // "Up" is to rank 0: from a rank to its host's leader, and from there on. "Down" is from rank 0 to the other leaders.
+// Where hosts form a tree (world/control_tree.h), frames pass the relay of the group, whose word is that of a leader.
 enum class FrameKind : uint8_t {
   kRequest = 1,       // up: u32 n | n x (i32 rank | u8 waits for it at once) | string name | string descriptor. A rank
                       // sends its own; a leader sends the equal ones of its host as one
   kRefuse = 2,        // up: i32 rank | i32 set | string name | string why
   kHostReady = 3,     // up, from a leader: u32 n | n x u32 entry
-  kRecalled = 4,      // up, from a leader: u32 entry | u32 round | u32 count | u8 complete
+  kRecalled = 4,      // up, from a leader: u32 entry | u32 round | u32 count | u8 complete. A relay adds, if there are
+                      // any: u32 n | n x (i32 rank | u32 round), of hosts that number the round otherwise
   kLeave = 5,         // up: i32 rank
   kRecall = 6,        // down: u32 entry
   kRecords = 7,       // down: u32 n | n x (u8 record kind | u8 reset, 2: stays recalled | u32 id | string payload)

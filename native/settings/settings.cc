@@ -65,11 +65,13 @@ bool parse_log_level(const std::string& text, bool* warnings) {
 
 Status parse_settings(const hvd_setting* settings, uint32_t count, EngineSettings* out) {
   using Parser = std::function<bool(const std::string&)>;
-  uint64_t groups_apart = 0, log_time = 0, engine_cpu = UINT64_MAX, helper_threads = UINT64_MAX;
+  uint64_t groups_apart = 0, log_time = 0, relays_above_hosts = 256, engine_cpu = UINT64_MAX,
+           helper_threads = UINT64_MAX;
   const std::map<std::string, Parser> parsers = {
       {"fusion_threshold_bytes", [&](auto& text) { return parse_integer(text, &out->fusion_threshold_bytes); }},
       {"cycle_time_ms", [&](auto& text) { return parse_number(text, &out->cycle_time_ms); }},
       {"close_bytes", [&](auto& text) { return parse_integer(text, &out->close_bytes); }},
+      {"relays_above_hosts", [&](auto& text) { return parse_integer(text, &relays_above_hosts); }},
       {"groups_apart", [&](auto& text) { return parse_integer(text, &groups_apart); }},
       {"engine_cpu", [&](auto& text) { return parse_integer(text, &engine_cpu); }},
       {"cached_names", [&](auto& text) { return parse_cached_names(text, &out->cached_names); }},
@@ -108,6 +110,7 @@ Status parse_settings(const hvd_setting* settings, uint32_t count, EngineSetting
   }
   out->groups_apart = groups_apart != 0;
   out->log_time = log_time != 0;
+  out->relays_above_hosts = static_cast<int>(std::min<uint64_t>(relays_above_hosts, INT32_MAX));
   if (helper_threads != UINT64_MAX) out->helper_threads = static_cast<int>(helper_threads);
   out->engine_cpu = engine_cpu < INT32_MAX ? static_cast<int>(engine_cpu) : -1;
   return {};

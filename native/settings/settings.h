@@ -22,6 +22,7 @@ struct EngineSettings {
   double cycle_time_ms = 1.0;               // a ready tensor that no thread waits for may linger this long for company
   uint64_t close_bytes = 1u << 20;          // ... unless this much is ready
   uint32_t cached_names = kMaxCachedNames;  // with the fast way; 0: none
+  int relays_above_hosts = 256;             // with more hosts, they speak with rank 0 by relays; chosen
   uint64_t stall_warning_ms = 60000;        // 0: no stall reports
   uint64_t stall_shutdown_ms = 0;           // 0: never
   uint64_t start_timeout_ms = 30000;

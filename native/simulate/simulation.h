@@ -33,17 +33,19 @@ struct SimulatedStep {
 class Simulation final : public PlainWorld::Owner {
  public:
   struct Counts {
-    std::map<FrameKind, uint64_t> up, down;  // messages by kind
+    std::map<FrameKind, uint64_t> up, down;  // messages by kind, to rank 0's host and from it
+    uint64_t relayed = 0;                    // messages between a relay and its group
     uint64_t bytes_up = 0, bytes_down = 0;
     uint64_t batches = 0;
     uint64_t most_up_from_a_host = 0;  // HostReady
   };
 
-  Simulation(int hosts, int ranks_per_host, int names, std::vector<SimulatedStep> steps, uint64_t seed)
+  Simulation(int hosts, int ranks_per_host, int names, std::vector<SimulatedStep> steps, uint64_t seed,
+             int star_hosts = ControlTree::kStarHosts)
       : names_(static_cast<size_t>(names)),
         steps_(std::move(steps)),
         random_(seed),
-        world_(host_of_rank(hosts, ranks_per_host), {}, *this, kLogSlots),
+        world_(host_of_rank(hosts, ranks_per_host), {}, *this, kLogSlots, star_hosts),
         ranks_(static_cast<size_t>(hosts * ranks_per_host)),
         inbox_(static_cast<size_t>(hosts)),
         speaking_at_(static_cast<size_t>(hosts), 0),
@@ -78,10 +80,12 @@ class Simulation final : public PlainWorld::Owner {
   // Which ranks some others wait for, as rank 0 knows it.
   std::vector<Undecided> undecided() {
     world_.leader_of(0).facts().ask_who_waits();
+    deliver_all();
+    now_ns_ += 2000000000;  // relays of hosts that do not answer
     for (int host = 1; host < world_.topology().hosts(); ++host) {
-      while (!inbox_[static_cast<size_t>(host)].empty()) take_frame(host);
+      if (!is_dead(host)) world_.leader_of(host).tell_waiting();
     }
-    while (!inbox_[0].empty()) take_frame(0);
+    deliver_all();
     return world_.leader_of(0).undecided();
   }
 
@@ -116,6 +120,15 @@ class Simulation final : public PlainWorld::Owner {
     return all;
   }
 
+  void deliver_all() {
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (int host = world_.topology().hosts(); host-- > 0;) {
+        for (; !inbox_[static_cast<size_t>(host)].empty(); moved = true) take_frame(host);
+      }
+    }
+  }
+
   RankState& at(int rank) { return ranks_[static_cast<size_t>(rank)]; }
   uint64_t draw(uint64_t from, uint64_t to) { return std::uniform_int_distribution<uint64_t>(from, to)(random_); }
   void schedule(uint64_t in_ns, What what, int target) { events_.push({now_ns_ + in_ns, sequence_++, what, target}); }
@@ -136,8 +149,12 @@ class Simulation final : public PlainWorld::Owner {
     if (is_dead(from) || is_dead(to)) return;
     Counts& counts = counts_[current_step_];
     const bool up = to == 0;
-    ++(up ? counts.up : counts.down)[frame.kind];
-    (up ? counts.bytes_up : counts.bytes_down) += frame.payload.size() + 5;
+    if (up || from == 0) {
+      ++(up ? counts.up : counts.down)[frame.kind];
+      (up ? counts.bytes_up : counts.bytes_down) += frame.payload.size() + 5;
+    } else {
+      ++counts.relayed;
+    }
     if (frame.kind == FrameKind::kRecords && to == 1) ++counts.batches;
     if (frame.kind == FrameKind::kHostReady) {
       uint64_t& of_host = up_from_[current_step_][static_cast<size_t>(from)];
@@ -326,11 +343,12 @@ class Simulation final : public PlainWorld::Owner {
     begin_step(rank);
   }
 
-  // Nothing happens any more. With a dead host, the others may wait for it, and for nothing else.
+  // Nothing happens any more. With a dead host, the others may wait for it, and for nothing else; those behind it for
+  // anything.
   void judge_end() {
     for (int rank = 0; rank < world_.topology().size(); ++rank) {
       const int host = world_.map(rank).host;
-      if (is_dead(host)) continue;
+      if (is_dead(host) || is_dead(world_.map(rank).tree.above(host))) continue;
       const bool waits_for_the_dead = dead_from_step_ < steps_.size() && at(rank).step == dead_from_step_;
       if (!at(rank).done && !waits_for_the_dead) {
         fail("rank " + std::to_string(rank) + " sleeps for ever in step " + std::to_string(at(rank).step));

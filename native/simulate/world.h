@@ -39,14 +39,15 @@ class PlainWorld {
     virtual bool applied(int rank, Record record, const Member::Applied& what) = 0;
   };
 
-  PlainWorld(const std::vector<int>& host_of_rank, LeaderSettings settings, Owner& owner, size_t log_slots = SIZE_MAX)
+  PlainWorld(const std::vector<int>& host_of_rank, LeaderSettings settings, Owner& owner, size_t log_slots = SIZE_MAX,
+             int star_hosts = ControlTree::kStarHosts)
       : owner_(owner), topology_(host_of_rank), close_bytes_(settings.close_bytes), clock_(owner), readers_(*this) {
     for (int h = 0; h < topology_.hosts(); ++h) {
       hosts_.push_back(std::make_unique<Host>(topology_.ranks_of(h).size(), topology_.hosts() > 1));
     }
     for (int r = 0; r < topology_.size(); ++r) {
       Host& host = *hosts_[static_cast<size_t>(topology_.host_of(r))];
-      ranks_.push_back(std::make_unique<Rank>(*this, host, r, log_slots));
+      ranks_.push_back(std::make_unique<Rank>(*this, host, HostMap(topology_, r, star_hosts), log_slots));
       Rank& rank = *ranks_.back();
       if (rank.map.is_leader()) {
         host.leader.emplace(rank.map, settings, LeaderPorts{rank.board, rank.uplink, clock_, rank.waker, readers_});
@@ -168,8 +169,8 @@ class PlainWorld {
     PlainWorld& world;
   };
   struct Rank {
-    Rank(PlainWorld& world, Host& host, int rank, size_t log_slots)
-        : map(world.topology_, rank),
+    Rank(PlainWorld& world, Host& host, const HostMap& its_map, size_t log_slots)
+        : map(its_map),
           board(host.memory, map.local_rank, log_slots),
           uplink(world.owner_, map.host),
           waker(world.owner_, map) {}

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // A host's leader and its parts: how equal requests become one, and how rank 0 learns who waits on other hosts.
-#include <deque>
-
 #include "check.h"
 #include "liveness/stall.h"
 #include "negotiation/request_merger.h"
-#include "simulate/world.h"
+#include "plain_hosts.h"
 
 using namespace hvd;
 
@@ -30,56 +28,8 @@ RequestMerger of_three() {
   return merger;
 }
 
-// Frames wait until the test delivers them.
-struct TwoHosts final : PlainWorld::Owner {
-  TwoHosts() : world({0, 0, 1, 1}, {}, *this) {}
-
-  uint64_t now_ns() override { return time_ns; }
-  void sent(int from, int to, Frame frame) override { links.push_back({from, to, std::move(frame)}); }
-  void rang(int) override {}
-  bool applied(int, Record, const Member::Applied& what) override {
-    return what.what == Member::Applied::What::kReady || what.what == Member::Applied::What::kFailed;
-  }
-
-  void submit(int rank, int64_t rows = 3) {
-    auto call = std::make_shared<PlainCall>();
-    Descriptor descriptor;
-    descriptor.tensors = {{HVD_FLOAT32, {rows}}};
-    call->key = std::make_shared<const std::string>("x");
-    call->text = std::make_shared<const std::string>(descriptor.encode());
-    call->descriptor = *call->text;
-    world.submit(rank, call);
-  }
-  void deliver_one() {
-    const Sent sent = std::move(links.front());
-    links.pop_front();
-    world.take_from_host(sent.to, sent.from, sent.frame);
-  }
-  void deliver() {
-    while (!links.empty()) deliver_one();
-  }
-  void settle() {
-    for (bool moved = true; moved;) {
-      moved = !links.empty();
-      deliver();
-      for (int rank = 0; rank < 4; ++rank) {
-        while (world.take_ring(rank / 2, static_cast<uint32_t>(rank % 2))) moved = true;
-        while (world.read(rank)) moved = true;
-      }
-      time_ns += 2000000;
-      for (int host = 0; host < 2; ++host) world.speak(host);
-      moved |= !links.empty();
-    }
-    EXPECT(world.failure().empty());
-  }
-
-  struct Sent {
-    int from, to;
-    Frame frame;
-  };
-  uint64_t time_ns = 1;
-  std::deque<Sent> links;
-  PlainWorld world;
+struct TwoHosts final : PlainHosts {
+  TwoHosts() : PlainHosts({0, 0, 1, 1}) {}
 };
 
 }  // namespace

@@ -24,9 +24,10 @@ class Checker {
  public:
   using W = World<Plan>;
 
-  Checker(const std::vector<int>& host_of_rank, NameLimits limits)
+  Checker(const std::vector<int>& host_of_rank, NameLimits limits, int star_hosts = ControlTree::kStarHosts)
       : topology_(host_of_rank), limits_(limits), hosts_(static_cast<size_t>(topology_.hosts())) {
-    for (int r = 0; r < topology_.size(); ++r) ranks_.push_back(std::make_unique<Ports>(*this, topology_, r));
+    for (int r = 0; r < topology_.size(); ++r)
+      ranks_.push_back(std::make_unique<Ports>(*this, topology_, r, star_hosts));
   }
   virtual ~Checker() = default;
   Checker(const Checker&) = delete;
@@ -306,14 +307,15 @@ class Checker {
       step_leader(std::move(next), host);
     }
     for (int other = 0; other < static_cast<int>(hosts_); ++other) {
-      const auto& queue = host == 0 ? at(world.up, other) : at(world.down, host);
-      if ((host == 0) == (other == 0) || queue.empty()) continue;
+      const HostMap& map = ranks_[static_cast<size_t>(topology_.leader_of(host))]->map;
+      const bool is_below = other != host && map.tree.above(other) == host;
+      if (!is_below && (host == 0 || map.above() != other)) continue;
+      if ((is_below ? at(world.up, other) : at(world.down, host)).empty()) continue;
       W next = world;
-      auto& taken = host == 0 ? at(next.up, other) : at(next.down, host);
+      auto& taken = is_below ? at(next.up, other) : at(next.down, host);
       at(next.leading, host) = {LeaderCall::Kind::kLink, static_cast<uint32_t>(other), taken.front()};
       taken.erase(taken.begin());
       step_leader(std::move(next), host);
-      if (host != 0) break;
     }
     const auto idle = [&](LeaderCall::Kind kind) {
       W next = world;
@@ -472,7 +474,8 @@ class Checker {
     ModelUplink(Checker& of, const HostMap& its_map) : checker(of), map(its_map) {}
     void send(int host, FrameKind kind, std::string_view payload) override {
       checker.replay_->operate(false, [&] {
-        auto& queue = map.coordinates() ? at(checker.world_->down, host) : at(checker.world_->up, map.host);
+        const bool is_below = map.tree.above(host) == map.host;
+        auto& queue = is_below ? at(checker.world_->down, host) : at(checker.world_->up, map.host);
         queue.push_back({kind, std::string(payload)});
         return Result{};
       });
@@ -504,8 +507,8 @@ class Checker {
   };
 
   struct Ports {
-    Ports(Checker& checker, const Topology& topology, int rank)
-        : map(topology, rank), board(checker, map), uplink(checker, map), clock(checker), readers(checker) {
+    Ports(Checker& checker, const Topology& topology, int rank, int star_hosts)
+        : map(topology, rank, star_hosts), board(checker, map), uplink(checker, map), clock(checker), readers(checker) {
       if (map.spans_hosts()) {
         publisher = std::make_unique<LeaderPublisher>(map, 1, board, clock, waker, nullptr);
       } else {

@@ -66,8 +66,9 @@ struct Progress {  // of one rank in its plan
 
 class PlanChecker final : public model::Checker<Progress> {
  public:
-  PlanChecker(const std::vector<int>& host_of_rank, const std::vector<std::string>& plans, NameLimits limits)
-      : Checker(host_of_rank, limits) {
+  PlanChecker(const std::vector<int>& host_of_rank, const std::vector<std::string>& plans, NameLimits limits,
+              int star_hosts = ControlTree::kStarHosts)
+      : Checker(host_of_rank, limits, star_hosts) {
     for (const std::string& plan : plans) plans_.push_back(epochs_of(plan));
   }
 

@@ -53,14 +53,14 @@ struct Findings {
 
 // Each rank with each of the plans, on all processors.
 Findings check_all(const std::vector<int>& host_of_rank, const std::vector<std::string>& choices,
-                   NameLimits limits = {}) {
+                   NameLimits limits = {}, int star_hosts = ControlTree::kStarHosts) {
   const auto all = all_choices(host_of_rank.size(), choices);
   Findings findings;
   std::mutex mutex;
   std::atomic<size_t> next{0};
   auto check_some = [&] {
     for (size_t i = next++; i < all.size(); i = next++) {
-      PlanChecker checker(host_of_rank, all[i], limits);
+      PlanChecker checker(host_of_rank, all[i], limits, star_hosts);
       std::string problem = checker.run();
       const std::lock_guard lock(mutex);
       findings.states += checker.states();
@@ -95,9 +95,9 @@ std::vector<std::string> all_plans(size_t rounds, const std::string& letters) {
 
 constexpr NameLimits kNoRoom{1, 2};
 
-void expect_sound(const std::vector<int>& host_of_rank, const std::vector<std::string>& choices,
-                  NameLimits limits = {}) {
-  const Findings findings = check_all(host_of_rank, choices, limits);
+void expect_sound(const std::vector<int>& host_of_rank, const std::vector<std::string>& choices, NameLimits limits = {},
+                  int star_hosts = ControlTree::kStarHosts) {
+  const Findings findings = check_all(host_of_rank, choices, limits, star_hosts);
   std::printf("       %zu states%s%s\n", findings.states, findings.problem.empty() ? "" : ": ",
               findings.problem.c_str());
   EXPECT(findings.problem.empty());
@@ -145,5 +145,13 @@ TEST(two_ranks_without_a_fast_way) { expect_sound({0, 0}, 3, "DEd", {0, 2}); }
 TEST(two_ranks_of_one_host_that_join_without_room) { expect_sound({0, 0}, {"DdJd", "DDdjd", "djd", "Jd"}, kNoRoom); }
 TEST(two_hosts_that_join_without_room) { expect_sound({0, 1}, {"Ddjd", "djd", "Jd"}, kNoRoom); }
 TEST(three_ranks_that_join_without_room) { expect_sound({0, 0, 0}, {"Djd", "djd"}, kNoRoom); }
+
+// The first of the other hosts is a relay of both.
+TEST(three_hosts_in_a_tree) {
+  const std::vector<std::string> all = {"DE", "DD", "EE"};
+  expect_sound({0, 1, 2}, thorough() ? all : std::vector<std::string>(1, all[0]), {}, 1);
+}
+TEST(three_hosts_in_a_tree_that_join) { expect_sound({0, 1, 2}, {"DjD", "jD"}, {}, 1); }
+TEST(three_hosts_in_a_tree_without_room) { expect_sound({0, 1, 2}, {"Dd"}, kNoRoom, 1); }
 
 TEST_MAIN

@@ -54,11 +54,10 @@ void show(const Simulation& simulation, size_t step, const char* what) {
               static_cast<unsigned long long>(counts.batches));
 }
 
-}  // namespace
-
-TEST(a_thousand_ranks_on_a_hundred_hosts) {
+// `speakers`: the hosts with whose leaders rank 0's speaks.
+void run_all(int star_hosts, uint64_t speakers) {
   for (const uint64_t seed : seeds()) {
-    Simulation simulation(kHosts, kRanksPerHost, kNames, program(), seed);
+    Simulation simulation(kHosts, kRanksPerHost, kNames, program(), seed, star_hosts);
     const std::string problem = simulation.run();
     std::printf("       seed %llu: %llu events, %.1f ms of virtual time%s%s\n", static_cast<unsigned long long>(seed),
                 static_cast<unsigned long long>(simulation.events()),
@@ -67,18 +66,18 @@ TEST(a_thousand_ranks_on_a_hundred_hosts) {
     const std::pair<size_t, const char*> shown[] = {{kFirst, "first"},     {kSteady, "steady"}, {kShuffled, "shuffled"},
                                                     {kChanged, "changed"}, {kLate, "late"},     {kUneven, "uneven"}};
     for (const auto& [step, what] : shown) show(simulation, step, what);
-    // One request for a host and a name, whatever the number of its ranks.
-    EXPECT(count_of(simulation.counts(kFirst).up, FrameKind::kRequest) == (kHosts - 1) * kNames);
-    EXPECT(count_of(simulation.counts(kChanged).up, FrameKind::kRequest) == kHosts - 1);
+    // One request for a host, or a group of hosts, and a name, whatever the number of its ranks.
+    EXPECT(count_of(simulation.counts(kFirst).up, FrameKind::kRequest) == speakers * kNames);
+    EXPECT(count_of(simulation.counts(kChanged).up, FrameKind::kRequest) == speakers);
     // Steady: nothing but "ready" up and records down, one of each for a host and a batch.
     for (const size_t step : {kSteady, kSteadyAgain, kAfter}) {
       const auto& counts = simulation.counts(step);
       EXPECT(total(counts.up) == count_of(counts.up, FrameKind::kHostReady));
       EXPECT(counts.batches > 0 && counts.most_up_from_a_host <= counts.batches);
-      EXPECT(total(counts.down) == counts.batches * (kHosts - 1));
+      EXPECT(total(counts.down) == counts.batches * speakers);
     }
     // Uneven: the same, though a seventh of the ranks has joined.
-    EXPECT(count_of(simulation.counts(kUneven).up, FrameKind::kRequest) == (kHosts - 1) * kNames);
+    EXPECT(count_of(simulation.counts(kUneven).up, FrameKind::kRequest) == speakers * kNames);
     // The lost host's ranks are missing everywhere, and nobody else is.
     const std::vector<Undecided> waiting = simulation.undecided();
     EXPECT(waiting.size() == kNames);
@@ -86,6 +85,26 @@ TEST(a_thousand_ranks_on_a_hundred_hosts) {
       EXPECT(item.missing == simulation.world().topology().ranks_of(17));
       EXPECT(item.arrived.size() == (kHosts - 1) * kRanksPerHost);
     }
+  }
+}
+
+}  // namespace
+
+TEST(a_thousand_ranks_on_a_hundred_hosts) { run_all(ControlTree::kStarHosts, kHosts - 1); }
+TEST(a_thousand_ranks_on_a_tree_of_hosts) { run_all(9, 10); }
+
+// Its group is cut off, and nobody else.
+TEST(a_lost_relay_takes_its_group_with_it) {
+  std::vector<SimulatedStep> steps(3);
+  steps[2].dead.assign(kHosts, false);
+  steps[2].dead[11] = true;  // of hosts 11 to 20
+  Simulation simulation(kHosts, kRanksPerHost, kNames, steps, 1, 9);
+  EXPECT(simulation.run().empty());
+  const std::vector<Undecided> waiting = simulation.undecided();
+  EXPECT(waiting.size() == kNames);
+  for (const Undecided& item : waiting) {
+    EXPECT(item.missing.size() == 10 * kRanksPerHost);
+    EXPECT(item.missing.front() == 11 * kRanksPerHost && item.missing.back() == 21 * kRanksPerHost - 1);
   }
 }
 

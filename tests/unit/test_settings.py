@@ -109,6 +109,7 @@ def test_the_native_core_gets_strings(monkeypatch: pytest.MonkeyPatch) -> None:
         ("fusion_threshold_bytes", "134217728"),
         ("cycle_time_ms", "0.25"),
         ("cached_names", "7680"),
+        ("relays_above_hosts", "256"),
         ("groups_apart", "0"),
         ("omp_threads", "4"),
         ("stall_warning_ms", "1500"),

@@ -109,9 +109,9 @@ enum {
 /* What a link is for. Links are connected and authenticated before hvd_start, except those that an opener gives. */
 typedef enum {
   HVD_LINK_LOCAL = 0,   /* unix stream socket between a host's leader (its lowest rank) and one follower */
-  HVD_LINK_CONTROL = 1, /* TCP between rank 0 and another host's leader */
+  HVD_LINK_CONTROL = 1, /* TCP between two hosts' leaders that hvd_control_links names */
   HVD_LINK_DATA = 2,  /* TCP between two ranks that hvd_plan names; one or more per pair, the same number everywhere */
-  HVD_LINK_BEAT = 3,  /* TCP between rank 0 and another host's leader: signs of life. Without: silence is not a loss */
+  HVD_LINK_BEAT = 3,  /* TCP between the same leaders: signs of life. Without: silence is not a loss */
   HVD_LINK_OPENER = 4 /* SOCK_SEQPACKET between the library and the caller's opener, which opens this rank's data links
                          when they are first used; `index`: how many each pair has. The library sends a rank (int32),
                          and gets back that rank with its sockets (SCM_RIGHTS, in the same order at both ends), or,
@@ -231,6 +231,10 @@ HVD_EXPORT const char* hvd_communicators(void);
 HVD_EXPORT int hvd_plan(const char* transport, int32_t must, const int32_t* host_of_rank, int32_t world_size,
                         const int32_t* members, int32_t nmembers, int32_t rank, char* name, uint8_t* linked,
                         hvd_status* status);
+/* linked[r] becomes 1 for each rank r with which `rank` needs a control link and a beat link; the others stay as they
+   are. `relays_above_hosts`: the setting of that name. */
+HVD_EXPORT int hvd_control_links(const int32_t* host_of_rank, int32_t world_size, int32_t relays_above_hosts,
+                                 int32_t rank, uint8_t* linked, hvd_status* status);
 
 /* What communicators need of MPI, which the caller has opened and initialised for all threads. */
 typedef struct {

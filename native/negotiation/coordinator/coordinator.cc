@@ -166,7 +166,7 @@ void Coordinator::recall(Entry* entry, Effects* effects) {
   if (entry->answers_missing > 0) effects->recalls.push_back(entry->id);
 }
 
-bool Coordinator::recalled(int host, uint32_t id, const Recalled& found, Effects* effects) {
+bool Coordinator::recalled(int host, uint32_t id, const Recalled& found, Effects* effects, const RoundOfRank& others) {
   Entry* entry = entry_of(id);
   if (entry == nullptr) {  // its set has been removed meanwhile
     if (!ids_.take_late_answer(host, id, effects)) return false;
@@ -180,6 +180,7 @@ bool Coordinator::recalled(int host, uint32_t id, const Recalled& found, Effects
   --entry->answers_missing;
   --answers_missing_;
   entry->round_of_host[host] = found.round;
+  entry->round_of_rank.insert(others.begin(), others.end());
   entry->host_ready_to_come[host] = found.complete && !entry->host_ready[host];
   entry->counted += found.count;
   decide(ids_.entry_of(id), effects);
@@ -352,6 +353,7 @@ void Coordinator::finish(Entry* entry) {
   entry->hosts_ready = 0;
   entry->recalled = sets_[entry->set].joined > 0 || is_pair(entry->set);
   entry->receive.reset();
+  entry->round_of_rank.clear();
   std::fill(entry->round_of_host.begin(), entry->round_of_host.end(), std::nullopt);
   std::fill(entry->host_ready.begin(), entry->host_ready.end(), false);
 }

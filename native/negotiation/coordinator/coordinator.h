@@ -2,6 +2,8 @@
 // The coordinator: decides what the fast way cannot (step 5). Pure: events in, effects out, no clock, no memory, no
 // sockets; rank 0's engine runs the only one of a job, the model checker and the unit tests run others.
 //
+// A host, here, is what counts as one: where hosts form a tree, a group of hosts, for which its relay speaks.
+//
 // Fast way, several hosts: a host says host_ready(id); when all have, the entry is READY.
 // Slow way: a rank sends its whole request (a new name, another descriptor, or its entry was recalled). The coordinator
 // recalls the entry on all hosts; when the slow requests and the arrivals counted before the recall make up all members
@@ -64,8 +66,9 @@ class Coordinator {
   // These two return false, and do nothing, for an undefined entry or for a count that a host cannot have. `last_rank`:
   // the host's rank that came last.
   bool host_ready(int host, uint32_t id, double now, Effects* effects, int last_rank = -1);
-  // A host's answer to a recall: its ranks that had arrived the fast way.
-  bool recalled(int host, uint32_t id, const Recalled& found, Effects* effects);
+  // A host's answer to a recall: its ranks that had arrived the fast way. `others`: a group's ranks whose host has
+  // another number for the round.
+  bool recalled(int host, uint32_t id, const Recalled& found, Effects* effects, const RoundOfRank& others = {});
   // A host's answer to the question whether a name may go; a host's message that all its ranks have read a RETIRE.
   // False if it was not asked.
   bool may_retire(int host, uint32_t id, bool idle, Effects* effects);
@@ -127,6 +130,7 @@ class Coordinator {
     int answers_missing = 0;
     uint32_t counted = 0;
     std::vector<std::optional<uint32_t>> round_of_host;  // with those who were counted in this round
+    RoundOfRank round_of_rank;                           // whose host numbers it otherwise than its group
     std::vector<bool> host_ready_to_come;                // complete when it was recalled, as it will say
     std::optional<Receive> receive;                      // the message was given to it
 

@@ -48,7 +48,10 @@ bool Coordinator::has_arrived(const Entry& entry, int rank) const {
   if (entry.slow.contains(rank) || entry.host_ready[host]) return true;
   const CountedIn& counted = counted_in_[static_cast<size_t>(rank)];
   const auto found = counted.find(entry.id);
-  return found != counted.end() && entry.round_of_host[host] == found->second;
+  if (found == counted.end()) return false;
+  const auto other = entry.round_of_rank.find(rank);
+  return other != entry.round_of_rank.end() ? other->second == found->second
+                                            : entry.round_of_host[host] == found->second;
 }
 
 // The members that have joined and give nothing.

@@ -65,6 +65,7 @@ std::string Coordinator::snapshot() const {
     for (const bool answered : entry->host_answered) text.put(answered);
     for (const bool to_come : entry->host_ready_to_come) text.put(to_come);
     for (const auto& round : entry->round_of_host) text.put(round.has_value()).put(round.value_or(0));
+    for (const auto& [rank, round] : entry->round_of_rank) text.put(rank).put(round);
     for (const auto& [rank, slow] : entry->slow) {
       const Answer& answer = entry->answer_of(slow);
       text.put(rank).put_string(answer.descriptor).put_string(answer.refusal);

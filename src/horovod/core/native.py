@@ -238,6 +238,7 @@ _PROTOTYPES: dict[str, tuple[type | None, list[type]]] = {
         ctypes.c_int,
         [c_char_p, c_int32, c_void_p, c_int32, c_void_p, c_int32, c_int32, c_void_p, c_void_p, c_void_p],
     ),
+    "hvd_control_links": (ctypes.c_int, [c_void_p, c_int32, c_int32, c_int32, c_void_p, c_void_p]),
     "hvd_use_mpi": (ctypes.c_int, [c_void_p, c_void_p]),
     "hvd_start": (ctypes.c_int, [c_void_p, c_void_p, c_void_p]),
     "hvd_stop": (ctypes.c_int, [c_void_p, c_uint32, c_void_p]),

@@ -118,6 +118,12 @@ class Settings(GpuSettings, EndSettings, PlatformSettings, ElasticSettings, Trai
         "2,2 divides the ranks of one machine into two hosts of two ranks each, which share no memory with each other. "
         "For tests.",
     )
+    relays_above_hosts: int = setting(
+        "HOROVOD_RELAYS_ABOVE_HOSTS",
+        kinds.integer(0),
+        256,
+        "With more hosts than this, their leaders speak with rank 0 by way of relays, one for each group of hosts.",
+    )
     instruction_set: str = setting(
         "HOROVOD_INSTRUCTION_SET",
         kinds.choice(*INSTRUCTION_SETS),
@@ -321,6 +327,7 @@ class Settings(GpuSettings, EndSettings, PlatformSettings, ElasticSettings, Trai
             ("fusion_threshold_bytes", str(self.fusion_threshold_bytes)),
             ("cycle_time_ms", str(self.cycle_time_ms)),
             ("cached_names", str(self.cached_names)),
+            ("relays_above_hosts", str(self.relays_above_hosts)),
             ("groups_apart", spelled(self.groups_apart)),
             *([("engine_cpu", str(core))] if (core := self._core()) is not None else []),
             *([("helper_threads", str(self.helper_threads))] if self.helper_threads is not None else []),

@@ -9,7 +9,7 @@ Runs in init, before the native core. If one rank fails in one of these steps, a
     meet     every rank sends its record to its host's leader, and each leader sends one for its host to one of them,
              which checks all; the digest that all need comes back the same way (meeting.py). The error names the ranks
              that are missing when the start timeout ends
-    link     TCP between the other hosts' leaders and rank 0
+    link     TCP between the hosts' leaders: with rank 0, or by way of relays (native/world/control_tree.h)
 
 Links for data are opened later, by the first collective that uses them (data_links.py). All keys carry the generation,
 so that init may follow shutdown any number of times.
@@ -50,7 +50,10 @@ __all__ = ["Assignment", "connect", "record_gone"]
 _log = logging.getLogger("horovod")
 
 _PROCESS = os.urandom(8).hex()
-_TOLD_AS_THEY_ARE = ("fusion_threshold_bytes", "replica_check_steps", "replica_check_whole", "dynamic_process_sets")
+_TOLD_AS_THEY_ARE = (
+    *("fusion_threshold_bytes", "replica_check_steps", "replica_check_whole"),
+    *("dynamic_process_sets", "relays_above_hosts"),
+)
 _alone_generations = itertools.count()
 
 
@@ -450,9 +453,10 @@ class _Start:
     def _link(self, digest: Digest, peers: set[int]) -> None:
         leaders = digest.topology.leaders
         wanted: links.Wanted = {peer: list(links.DATA_LINKS) for peer in peers}
-        for leader in leaders[1:]:
-            if self.rank in (0, leader):
-                wanted.setdefault(leader if self.rank == 0 else 0, []).extend(links.LEADER_LINKS)
+        above_hosts = self.settings.relays_above_hosts
+        others = communicators.control_peers(digest.topology.host_of_rank, self.rank, above_hosts)
+        for peer in others:
+            wanted.setdefault(peer, []).extend(links.LEADER_LINKS)
         problem = None
         if not wanted and self.mesh is not None:
             self.mesh.close()
@@ -465,15 +469,15 @@ class _Start:
             except OSError as error:
                 problem = f"rank {self.rank}: {error}"
         if len(leaders) > 1:
-            outcome = self._link_leaders(digest, leaders, problem) if self.rank in leaders else self._hear("its leader")
+            outcome = self._link_leaders(digest, others, problem) if others else self._hear("its leader")
             problem = outcome["problem"]
         if problem is not None:
             raise StartError("the ranks could not connect to each other: " + problem, "start-connection")
         if self.opener is not None:
             self.opener.start(peers)
 
-    def _link_leaders(self, digest: Digest, leaders: list[int], problem: str | None) -> dict[str, Any]:
-        """Connects the leaders with rank 0, and tells this host's ranks how it went for all of them."""
+    def _link_leaders(self, digest: Digest, others: set[int], problem: str | None) -> dict[str, Any]:
+        """Connects the leaders, and tells this host's ranks how it went for all of them."""
         linked: list[Link] = []
         mesh = self.mesh
         assert mesh is not None
@@ -482,9 +486,9 @@ class _Start:
                 mesh.connect(digest.places, self.deadline, self._guard)
         except OSError as error:
             if isinstance(error, UnreachableError) and (self.watch is None or self.watch.end(0.0) is None):
-                self.unreached.add(leaders[0])
+                self.unreached.add(min(others))  # the only lower one
             problem = f"rank {self.rank}: {error}"
-        outcome = self.meeting.finish(self.rank, leaders, problem)
+        outcome = self.meeting.finish(self.rank, digest.topology.leaders, problem)
         if outcome["problem"] is None:
             linked = mesh.take(self._until())
         for link in self.links:

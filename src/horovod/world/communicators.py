@@ -17,7 +17,7 @@ from horovod.core import native
 from horovod.core.exceptions import StartError
 from horovod.world import mpi
 
-__all__ = ["BY_MPI", "Communicator", "all_communicators", "check", "is_built", "plan"]
+__all__ = ["BY_MPI", "Communicator", "all_communicators", "check", "control_peers", "is_built", "plan"]
 
 _NAME_BYTES = 32
 BY_MPI = ("mpi", "hierarchical-mpi")  # these need mpi4py's MPI
@@ -87,3 +87,20 @@ def plan(
     if code != native.OK:
         raise StartError(status.message(), "start-transport")
     return name.value.decode(), {peer for peer in range(size) if linked[peer]}
+
+
+def control_peers(host_of_rank: Sequence[int], rank: int, relays_above_hosts: int) -> set[int]:
+    """The ranks to which `rank` needs the links between leaders: none if it does not lead its host.
+
+    Up to so many hosts, rank 0 and each other leader; above that, by way of relays.
+    """
+    size = len(host_of_rank)
+    hosts = (ctypes.c_int32 * size)(*host_of_rank)
+    linked = (ctypes.c_uint8 * size)()
+    status = native.Status()
+    code = native.library().hvd_control_links(
+        ctypes.addressof(hosts), size, relays_above_hosts, rank, ctypes.addressof(linked), ctypes.addressof(status)
+    )
+    if code != native.OK:
+        raise StartError(status.message(), "start-connection")
+    return {peer for peer in range(size) if linked[peer]}

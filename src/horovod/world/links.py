@@ -56,7 +56,7 @@ class Purpose(enum.IntEnum):
     OPENER = 4
 
 
-# The links with one peer, as (purpose, index): those for data, and those between rank 0 and the other leaders.
+# The links with one peer, as (purpose, index): those for data, and those between two hosts' leaders.
 DATA_LINKS = [(Purpose.DATA, index) for index in range(DATA_LINKS_PER_PAIR)]
 LEADER_LINKS = [(Purpose.CONTROL, 0), (Purpose.BEAT, 0)]
 Wanted = dict[int, list[tuple[Purpose, int]]]  # by peer

@@ -37,6 +37,7 @@ _EQUAL_SETTINGS = (
     ("size", "HOROVOD_SIZE"),
     ("replica_check_steps", "HOROVOD_REPLICA_CHECK_STEPS"),
     ("replica_check_whole", "HOROVOD_REPLICA_CHECK_WHOLE"),
+    ("relays_above_hosts", "HOROVOD_RELAYS_ABOVE_HOSTS"),
     ("profile", "HOROVOD_PROFILE"),
     ("dynamic_process_sets", "whether process sets are dynamic (HOROVOD_DYNAMIC_PROCESS_SETS, init)"),
     ("version", "the installed version of Horovod"),
@@ -51,7 +52,7 @@ SETTINGS: Fields = {
     **dict.fromkeys(("transport", "on_gpus", "pretend_hosts", "profile", "version"), _TEXT),
     "process_sets": _LIST,
     **dict.fromkeys(("fusion_threshold_bytes", "size", "replica_check_steps"), _NUMBER),
-    **dict.fromkeys(("replica_check_whole", "dynamic_process_sets"), _NUMBER),
+    **dict.fromkeys(("replica_check_whole", "dynamic_process_sets", "relays_above_hosts"), _NUMBER),
 }
 PLACE: Fields = {
     **dict.fromkeys(("rank", "local_rank", "local_size", "port"), _NUMBER),

@@ -87,7 +87,8 @@ class Leader {
         }
         return true;
       case FrameKind::kRecalled:
-        return parse_recalled(payload, &recalled) && coordinator_.recalled(host, recalled.id, recalled.found, effects);
+        return parse_recalled(payload, world_size_, &recalled) &&
+               coordinator_.recalled(host, recalled.id, recalled.found, effects, recalled.others);
       case FrameKind::kJoin:
         return parse_join(payload, world_size_, &join) && host_of_rank_[static_cast<size_t>(join.rank)] == host &&
                coordinator_.join(join.rank, std::move(join.counted), now, effects);

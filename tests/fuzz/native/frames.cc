@@ -79,9 +79,9 @@ void check_payload(FrameKind kind, std::string_view payload) {
       require(host_ready_payload(ready) == payload);
       return;
     case FrameKind::kRecalled:
-      if (!parse_recalled(payload, &recalled)) return;
+      if (!parse_recalled(payload, kWorldSize, &recalled)) return;
       require(recalled.id < kMaxEntries);
-      require(parse_recalled(recalled_payload(recalled), &recalled));
+      require(parse_recalled(recalled_payload(recalled), kWorldSize, &recalled));
       return;
     case FrameKind::kJoin:
       if (!parse_join(payload, kWorldSize, &join)) return;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Fuzz target: members and leaders of a whole world, driven in any order, with any frames between what they say
-// themselves. The first byte chooses the world; each piece is an action and its arguments. Names are few and numbers
-// fewer, so that they come and go.
+// themselves. The first byte chooses the world, and whether its hosts form a tree; each piece is an action and its
+// arguments. Names are few and numbers fewer, so that they come and go.
 //
 // As long as nothing was made up, no order of submissions, frames and looks may end the generation, and nothing may be
 // told ready that a rank has not submitted. After that the classes may only give up in words.
@@ -22,8 +22,8 @@ constexpr size_t kNames = 4, kMostCalls = 64;
 
 class Fuzzed final : public PlainWorld::Owner {
  public:
-  explicit Fuzzed(const std::vector<int>& host_of_rank)
-      : world_(host_of_rank, {NameLimits{2, 8}}, *this),
+  Fuzzed(const std::vector<int>& host_of_rank, bool is_tree)
+      : world_(host_of_rank, {NameLimits{2, 8}}, *this, SIZE_MAX, is_tree ? 1 : ControlTree::kStarHosts),
         ranks_(host_of_rank.size()),
         links_(static_cast<size_t>(world_.topology().hosts())) {
     for (size_t h = 0; h < links_.size(); ++h) links_[h].resize(links_.size());
@@ -71,7 +71,7 @@ class Fuzzed final : public PlainWorld::Owner {
         break;
       case 10:
         made_up_ = true;
-        if (links_.size() > 1) world_.take_from_host(host, host == 0 ? 1 : 0, frame(input));
+        if (links_.size() > 1) world_.take_from_host(host, neighbour(host, input), frame(input));
         break;
     }
     require(made_up_ || world_.failure().empty());
@@ -117,6 +117,11 @@ class Fuzzed final : public PlainWorld::Owner {
   }
 
  private:
+  int neighbour(int host, Input* input) {
+    const ControlTree& tree = world_.map(world_.topology().leader_of(host)).tree;
+    const std::vector<int> below = tree.below(host);
+    return host == 0 || (!below.empty() && input->byte() % 2 == 0) ? below.front() : tree.above(host);
+  }
   static Frame frame(Input* input) {
     const auto kind = static_cast<FrameKind>(input->byte());
     return {kind, std::string(input->sized())};
@@ -191,7 +196,8 @@ class Fuzzed final : public PlainWorld::Owner {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Input input(data, size);
-  Fuzzed world(kWorlds[input.byte() % kWorlds.size()]);
+  const uint8_t choice = input.byte();
+  Fuzzed world(kWorlds[choice % kWorlds.size()], choice >= 128);
   while (!input.empty()) {
     if (!world.act(&input)) return 0;
   }
