@@ -50,7 +50,10 @@ __all__ = ["Assignment", "connect", "record_gone"]
 _log = logging.getLogger("horovod")
 
 _PROCESS = os.urandom(8).hex()
-_TOLD_AS_THEY_ARE = ("fusion_threshold_bytes", "replica_check_steps", "replica_check_whole", "dynamic_process_sets")
+_TOLD_AS_THEY_ARE = (
+    *("fusion_threshold_bytes", "host_group_size", "replica_check_steps", "replica_check_whole"),
+    "dynamic_process_sets",
+)
 _alone_generations = itertools.count()
 
 
