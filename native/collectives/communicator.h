@@ -32,7 +32,8 @@ struct Slice {
 // How an allreduce is cut: into pieces of so many elements, the last one shorter.
 struct Cut {
   int64_t elements;
-  int64_t ahead;  // how many pieces are offered before the first one is finished, at least 1
+  int64_t ahead;           // how many pieces are offered before the first one is finished, at least 1
+  bool in_groups = false;  // of the hosts (plan.h)
 };
 
 // An allreduce whose inputs come piece by piece, and whose results leave so. The slices stay as they are until the last

@@ -1,21 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// Allreduce over a Mesh (step 7): two algorithms, both the same fold (levels.h).
+// Allreduce over a Mesh (step 7): two algorithms, both the same fold (levels.h), each over a grid of the members (grid.h)
+// whose rows are the groups of the fold. If there is one row, the steps in columns are none.
 //
-// gathered  small: each member sends its whole input to all others and folds; one message's latency.
-// direct    large: the batch is cut into *chunks*, a chunk into one *share* per member. Each member sends share j
-//           straight to member j, which folds the shares as soon as the last has come, and sends the result straight
-//           back: the bytes of a ring, without its order of summation. Chunk k travels on link k mod links, both ways.
+// gathered  small: each member sends its whole input to all others of its row and folds; then the same in columns. One
+//           message's latency, or two.
+// direct    large: the batch is cut into *chunks*, a chunk into one *share* for each column. Each member sends share j
+//           straight to its row's member in column j, which folds the shares as soon as the last has come. The members
+//           of a column do the same with what they have now, and get its result straight back; then each of them sends
+//           the result straight back to its row. These are the bytes of a ring, without its order of summation. Chunk k
+//           travels on link k mod links, both ways.
 //
-// The order on a link is the same for every pair: the shares of the first `ahead` chunks, then by turns the result of
-// chunk i and the share of chunk i + ahead. A result waits for its fold, which waits for the peers' shares of the same
-// chunk only; those stand before it on every link, so by induction over the chunks nothing waits in a circle. A
-// member's turns (mesh.h) have the same order. In pieces, a piece is a chunk, and a share waits for its offer, too.
+// A member does its steps in one order, that of all members: the shares of the first `ahead` chunks, then by turns chunk
+// i through the column and back to the row, and the shares of chunk i + ahead. It expects what a step waits for before
+// it waits. A step waits only for steps of others that stand before it in this order, so by induction nothing waits in a
+// circle, on any link or in turns (mesh.h). In pieces, a piece is a chunk, and a share waits for its offer, too.
 #pragma once
 
 #include <memory>
 #include <vector>
 
 #include "collectives/communicator.h"
+#include "collectives/grid.h"
 #include "collectives/levels.h"
 #include "collectives/slices.h"
 #include "platform/kept_memory.h"
@@ -24,13 +29,14 @@
 
 namespace hvd {
 
-// `scratch` is kept between operations to save its page faults.
+// `scratch` is kept between operations to save its page faults. `grid`: one row, or that of the fold.
 Status gathered_allreduce(Mesh& mesh, const Kernels& kernels, MemberFold& fold, const SliceList& slices,
-                          const Reduction& reduction, Exchanged<std::byte>* scratch);
+                          const Reduction& reduction, Exchanged<std::byte>* scratch, const Grid& grid);
 Status direct_allreduce(Mesh& mesh, MemberFold& fold, const SliceList& slices, const Reduction& reduction,
-                        Exchanged<std::byte>* scratch);
+                        Exchanged<std::byte>* scratch, const Grid& grid);
 std::unique_ptr<PiecewiseAllreduce> direct_allreduce_in_pieces(Mesh& mesh, MemberFold& fold, const SliceList& slices,
                                                                const Reduction& reduction,
-                                                               Exchanged<std::byte>* scratch, Cut cut);
+                                                               Exchanged<std::byte>* scratch, const Grid& grid,
+                                                               Cut cut);
 
 }  // namespace hvd

@@ -79,35 +79,47 @@ Status tree_broadcast(Mesh& mesh, const Kernels& kernels, const SliceList& slice
 }
 
 Status mesh_allgather(Mesh& mesh, const Kernels& kernels, const char* operation, const void* mine,
-                      std::span<const int64_t> bytes_of_member, void* all) {
+                      std::span<const int64_t> bytes_of_member, void* all, const Grid& grid) {
   mesh.begin(operation);
+  const int member = mesh.member(), group = grid.group_of(member);
+  std::vector<size_t> begins{0};
+  for (const int64_t bytes : bytes_of_member) begins.push_back(begins.back() + static_cast<size_t>(bytes));
+  std::byte* const target = static_cast<std::byte*>(all);
+  // Where the data of the members [first, last) goes.
+  const auto block = [&](int first, int last) {
+    const size_t begin = begins[static_cast<size_t>(first)];
+    return Mesh::Output(target + begin, begins[static_cast<size_t>(last)] - begin);
+  };
+  const auto of_group = [&](int g) { return block(grid.row_begin(g), grid.row_begin(g + 1)); };
   const size_t chunk = mesh.message_bytes().most;
-  const std::byte* const input = static_cast<const std::byte*>(mine);
-  std::byte* target = static_cast<std::byte*>(all);
-  const size_t my_bytes = static_cast<size_t>(bytes_of_member[static_cast<size_t>(mesh.member())]);
-  std::byte* own_target = nullptr;
-  for (int m = 0; m < mesh.size(); ++m) {
-    const size_t bytes = static_cast<size_t>(bytes_of_member[static_cast<size_t>(m)]);
-    if (m == mesh.member()) {
-      own_target = target;
-    } else {
-      int links = plan::links_for(bytes, mesh.links_per_peer()), k = 0;
-      for (size_t at = 0; at < bytes; at += chunk) {
-        mesh.receive(m, k++ % links, target + at, std::min(chunk, bytes - at));
-      }
-    }
-    target += bytes;
+  const auto in_chunks = [&](size_t bytes, const auto& visit) {
+    const int links = plan::links_for(bytes, mesh.links_per_peer());
+    int k = 0;
+    for (size_t at = 0; at < bytes; at += chunk) visit(k++ % links, at, std::min(chunk, bytes - at));
+  };
+  const auto receive = [&](int from, Mesh::Output into) {
+    in_chunks(into.size(), [&](int link, size_t at, size_t bytes) { mesh.receive(from, link, &into[at], bytes); });
+  };
+  const auto send = [&](int to, Mesh::Input data) {
+    in_chunks(data.size(), [&](int link, size_t at, size_t bytes) { mesh.send(to, link, &data[at], bytes); });
+  };
+
+  const int begin = grid.row_begin(group), row = grid.row_size(group);
+  const Mesh::Output own = block(member, member + 1);
+  for (int m = begin; m < begin + row; ++m) {
+    if (m != member) receive(m, block(m, m + 1));
   }
-  for (int step = 1; step < mesh.size(); ++step) {
-    const int to = (mesh.member() + step) % mesh.size();
-    int links = plan::links_for(my_bytes, mesh.links_per_peer()), k = 0;
-    for (size_t at = 0; at < my_bytes; at += chunk) {
-      mesh.send(to, k++ % links, input + at, std::min(chunk, my_bytes - at));
-    }
+  for (int step = 1; step < row; ++step) {
+    send(begin + (member - begin + step) % row, {static_cast<const std::byte*>(mine), own.size()});
   }
   HVD_RETURN_IF_ERROR(mesh.drain());
-  kernels.copy(own_target, input, my_bytes, false);
-  return Status();
+  kernels.copy(own.data(), static_cast<const std::byte*>(mine), own.size(), false);
+  for (int step = 1; step < grid.groups(); ++step) {
+    const int to = (group + step) % grid.groups(), from = (group + grid.groups() - step) % grid.groups();
+    receive(grid.speaker(from, member), of_group(from));
+    grid.for_listeners(member, to, [&](int listener) { send(listener, of_group(group)); });
+  }
+  return mesh.drain();
 }
 
 Status mesh_barrier(Mesh& mesh) {

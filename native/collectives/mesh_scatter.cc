@@ -53,7 +53,7 @@ Status mesh_reducescatter(Mesh& mesh, MemberFold& member_fold, std::span<const s
                     for (int m = 0; m < size; ++m) {
                       sources[static_cast<size_t>(m)] = m == mesh.member() ? input : from_member(m, k) + offset;
                     }
-                    member_fold(reduction, sources, count, output);
+                    member_fold.all(reduction, sources, count, output);
                   });
   };
 

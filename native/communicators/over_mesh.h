@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "collectives/communicator.h"
+#include "collectives/grid.h"
 #include "collectives/levels.h"
 #include "platform/kept_memory.h"
 #include "reduction/kernels.h"
@@ -18,8 +19,9 @@ namespace hvd {
 
 class OverMesh final : public Communicator {
  public:
-  // `details`: JSON members for describe(), or empty.
-  OverMesh(std::unique_ptr<Mesh> mesh, const Topology& members, const Kernels& kernels, std::string details);
+  // `details`: JSON members for describe(), or empty. `group_hosts`: a setting (registry.h).
+  OverMesh(std::unique_ptr<Mesh> mesh, const Topology& members, const Kernels& kernels, std::string details,
+           int group_hosts = 0);
   OverMesh(const OverMesh&) = delete;
   OverMesh& operator=(const OverMesh&) = delete;
 
@@ -39,9 +41,13 @@ class OverMesh final : public Communicator {
   std::string describe() const override;
 
  private:
+  Grid grid_of(const Reduction& reduction, bool in_groups) const;
+
   const std::unique_ptr<Mesh> mesh_;
   const Kernels kernels_;
   const std::string details_;
+  const int hosts_, group_hosts_;
+  const Grid gathering_;  // of the members in an allgather
   MemberFold fold_;
   Exchanged<std::byte> scratch_;
 };

@@ -29,6 +29,7 @@ enum class Stores { kMeasured, kCached, kStreamed };  // how shared memory is wr
 struct CommunicatorSettings {
   InstructionSet isa = InstructionSet::kBest;  // tests force the narrower ones
   Stores stores = Stores::kMeasured;
+  int group_hosts = 0;               // at least so many hosts are a group (collectives/levels.h); 0: by their number
   std::shared_ptr<Helpers> helpers;  // of this rank; null: it has none
 };
 

@@ -23,7 +23,8 @@ Status make(const Members& members, const CommunicatorParts& parts, std::unique_
   auto mesh = std::make_unique<TcpMesh>(parts.links, members.member, members.ranks, parts.interrupt);
   HVD_RETURN_IF_ERROR(mesh->open());
   std::string details = "\"links_per_peer\": " + std::to_string(mesh->links_per_peer()) + ", ";
-  *out = std::make_unique<OverMesh>(std::move(mesh), members.topology, kernels, std::move(details));
+  *out = std::make_unique<OverMesh>(std::move(mesh), members.topology, kernels, std::move(details),
+                                    parts.settings.group_hosts);
   return {};
 }
 

@@ -69,6 +69,7 @@ Status Runner::connect(std::vector<EngineOptions::Link>* links) {
 CommunicatorParts Runner::parts_in(std::byte* area) const {
   CommunicatorSettings settings;
   settings.isa = settings_.instruction_set;
+  settings.group_hosts = static_cast<int>(settings_.host_group_size);
   settings.helpers = helpers_;
   return {area, data_links_, settings, ending_.interrupt()};
 }

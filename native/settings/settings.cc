@@ -2,6 +2,7 @@
 #include "settings/settings.h"
 
 #include <algorithm>
+#include <climits>
 #include <cstdlib>
 #include <functional>
 #include <map>
@@ -82,6 +83,8 @@ Status parse_settings(const hvd_setting* settings, uint32_t count, EngineSetting
       {"lost_timeout_ms", [&](auto& text) { return parse_integer(text, &out->lost_timeout_ms); }},
       {"fault_point", [](auto& text) { return arm_fault_point(text); }},
       {"instruction_set", [&](auto& text) { return parse_instruction_set(text, &out->instruction_set); }},
+      {"host_group_size",
+       [&](auto& text) { return parse_integer(text, &out->host_group_size) && out->host_group_size <= INT_MAX; }},
       {"helper_threads", [&](auto& text) { return parse_integer(text, &helper_threads) && helper_threads <= 256; }},
       {"omp_threads", [&](auto& text) { return parse_integer(text, &out->omp_threads); }},
       {"transport", [&](auto& text) { return !(out->communicator = text).empty(); }},

@@ -37,10 +37,11 @@ struct EngineSettings {
   uint64_t nccl_streams = 1;                        // of each process set
   uint64_t nccl_timeout_ms = 600000;                // of a GPU's work that others wait for; 0: none
   InstructionSet instruction_set = InstructionSet::kBest;
-  int helper_threads = -1;   // -1: by the cores that this rank may use
-  uint64_t omp_threads = 0;  // OMP_NUM_THREADS: the cores that the framework uses; 0: not set
-  bool warnings = true;      // on stderr
-  bool log_time = false;     // ... with the time in front
+  uint64_t host_group_size = 0;  // at least, of the groups in which many hosts reduce; 0: by their number
+  int helper_threads = -1;       // -1: by the cores that this rank may use
+  uint64_t omp_threads = 0;      // OMP_NUM_THREADS: the cores that the framework uses; 0: not set
+  bool warnings = true;          // on stderr
+  bool log_time = false;         // ... with the time in front
 };
 
 Status parse_settings(const hvd_setting* settings, uint32_t count, EngineSettings* out);

@@ -74,12 +74,13 @@ std::vector<Operation> operations() {
 }
 
 // Member 0 keeps out of the operation; once all others are in it, the generation is poisoned.
-void interrupt_one(Wire wire, const members::Hosts& hosts, const Operation& operation) {
+void interrupt_one(Wire wire, const members::Hosts& hosts, const Operation& operation,
+                   const hvd::CommunicatorSettings& settings = {}) {
   const int n = static_cast<int>(hosts.size());
   World world(wire, hosts);
   std::atomic<int> inside{0};
   std::atomic<int64_t> raised_ns{0};
-  members::run_threads(world, {}, [&](Communicator& communicator) {
+  members::run_threads(world, settings, [&](Communicator& communicator) {
     if (communicator.member() == 0) {
       while (inside.load() < n - 1) std::this_thread::yield();
       raised_ns = static_cast<int64_t>(hvd::now_ns());
@@ -103,6 +104,12 @@ TEST(a_raised_interrupt_ends_every_operation_on_every_member) {
   for (const members::Hosts& hosts :
        {members::Hosts{0, 0, 1, 1}, members::Hosts{0, 0, 0, 1}, members::Hosts{0, 1, 1}}) {
     for (const Operation& operation : operations()) interrupt_one(Wire::kHierarchical, hosts, operation);
+  }
+  hvd::CommunicatorSettings in_groups;
+  in_groups.group_hosts = 2;
+  for (const members::Hosts& hosts : {members::Hosts{0, 1, 2, 3, 4}, members::Hosts{0, 0, 1, 1, 2, 2, 3, 3}}) {
+    const Wire wire = hosts[1] == 0 ? Wire::kHierarchical : Wire::kTcp;
+    for (const Operation& operation : operations()) interrupt_one(wire, hosts, operation, in_groups);
   }
 }
 

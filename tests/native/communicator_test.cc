@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <iterator>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -336,6 +337,42 @@ TEST(several_hosts_give_the_bits_of_the_expression_over_every_wire) {
       members::run_threads(world, {}, [&](Communicator& c) { random_operations(c, 90 + map.size(), kOperations); });
       hosts.clear();
     }
+  }
+}
+
+Hosts one_member_each(int hosts) {
+  Hosts map(static_cast<size_t>(hosts));
+  std::iota(map.begin(), map.end(), 0);
+  return map;
+}
+
+// Groups of the same size, of other sizes, more groups than members, and more members than groups.
+TEST(groups_of_hosts_give_the_bits_of_the_expression_over_every_wire) {
+  struct Case {
+    Wire wire;
+    Hosts map;
+    int group_hosts;
+  };
+  const Hosts pairs{0, 0, 1, 1, 2, 2, 3, 3, 4, 4}, mixed{0, 1, 1, 2, 3, 3, 4, 0};
+  for (const Case& one : {Case{Wire::kTcp, one_member_each(4), 2}, Case{Wire::kTcp, one_member_each(5), 2},
+                          Case{Wire::kTcp, one_member_each(7), 3}, Case{Wire::kTcp, one_member_each(9), 3},
+                          Case{Wire::kTcp, mixed, 2}, Case{Wire::kHierarchical, pairs, 2},
+                          Case{Wire::kHierarchical, mixed, 2}, Case{Wire::kMpi, one_member_each(6), 3},
+                          Case{Wire::kMpi, one_member_each(7), 2}, Case{Wire::kHierarchicalMpi, pairs, 2}}) {
+    hosts = one.map;
+    group_hosts = static_cast<size_t>(one.group_hosts);
+    World world(one.wire, one.map, 2);
+    CommunicatorSettings settings;
+    settings.group_hosts = one.group_hosts;
+    members::run_threads(world, settings, [&](Communicator& c) {
+      const bool is_flat = one.wire == Wire::kTcp || one.wire == Wire::kMpi;
+      if (is_flat) EXPECT(c.describe().find("\"host_groups\": ") != std::string::npos);
+      random_operations(c, 210 + one.map.size(), kOperations);
+      known_results(c);
+    });
+    hosts.clear();
+    group_hosts = 0;
+    EXPECT(world.mpi().faults() == 0);
   }
 }
 

@@ -2,7 +2,10 @@
 // What operations of some sizes become: the sizes at which the choice changes, and pieces that cover a batch.
 #include "collectives/plan.h"
 
+#include <vector>
+
 #include "check.h"
+#include "collectives/grid.h"
 
 using namespace hvd;
 
@@ -51,7 +54,7 @@ TEST(a_direct_allreduce_has_two_chunks_or_more_but_for_small_shares_of_many_memb
   for (const int members : {2, 3, 4, 16, 1024}) {
     for (const size_t bytes : {20 * kKi, 1 * kMi, 16 * kMi}) {
       const auto count = static_cast<int64_t>(bytes / 4);
-      const int64_t elements = plan::direct_chunk_elements(count, 4, members, kLimits);
+      const int64_t elements = plan::direct_chunk_elements(count, 4, members, false, kLimits);
       const int64_t chunks = plan::pieces_of(count, elements), share = elements / members * 4;
       EXPECT(share <= static_cast<int64_t>(kLimits.most_reduced));
       const size_t whole = bytes / static_cast<size_t>(members);
@@ -59,13 +62,83 @@ TEST(a_direct_allreduce_has_two_chunks_or_more_but_for_small_shares_of_many_memb
       EXPECT(is_cut ? chunks >= 2 && share % 64 == 0 : elements == count);
     }
   }
-  EXPECT(plan::direct_chunk_elements(262144, 4, 4, kLimits) == 131072);   // 1 MiB: two chunks
-  EXPECT(plan::direct_chunk_elements(4194304, 4, 4, kLimits) == 262144);  // 16 MiB: 16 of 4 shares of 256 KiB
-  EXPECT(plan::direct_chunk_elements(100, 4, 64, kLimits) == 100);        // too few to be cut
+  EXPECT(plan::direct_chunk_elements(262144, 4, 4, false, kLimits) == 131072);   // 1 MiB: two chunks
+  EXPECT(plan::direct_chunk_elements(4194304, 4, 4, false, kLimits) == 262144);  // 16 MiB: 16 of 4 shares of 256 KiB
+  EXPECT(plan::direct_chunk_elements(100, 4, 64, false, kLimits) == 100);        // too few to be cut
   // 1 MiB among many: one chunk. From shares of 32 KiB on, two again.
-  EXPECT(plan::direct_chunk_elements(262144, 4, 31, kLimits) < 262144 / 2 + 31 * 16);
-  EXPECT(plan::direct_chunk_elements(262144, 4, 33, kLimits) == 262144);
-  EXPECT(plan::direct_chunk_elements(524288, 4, 64, kLimits) == 262144);
+  EXPECT(plan::direct_chunk_elements(262144, 4, 31, false, kLimits) < 262144 / 2 + 31 * 16);
+  EXPECT(plan::direct_chunk_elements(262144, 4, 33, false, kLimits) == 262144);
+  EXPECT(plan::direct_chunk_elements(524288, 4, 64, false, kLimits) == 262144);
+  // In groups, few shares are many hosts. From shares of 128 KiB on, two again.
+  EXPECT(plan::direct_chunk_elements(262144, 4, 16, true, kLimits) == 262144);
+  EXPECT(plan::direct_chunk_elements(524288, 4, 16, true, kLimits) == 262144);
+}
+
+TEST(many_hosts_are_groups_of_about_the_square_root) {
+  EXPECT(plan::host_groups(2, 0) == 1 && plan::host_groups(16, 0) == 1);
+  EXPECT(plan::host_groups(64, 0) == 8 && plan::host_groups(256, 0) == 16 && plan::host_groups(1024, 0) == 32);
+  EXPECT(plan::host_groups(1021, 0) == 31 && plan::host_groups(12'500, 0) == 111);
+  // As a setting wants it, with few hosts, too; a group of one host is none.
+  EXPECT(plan::host_groups(4, 2) == 2 && plan::host_groups(5, 2) == 2 && plan::host_groups(3, 2) == 1);
+  EXPECT(plan::host_groups(1024, 1024) == 1 && plan::host_groups(1024, 5000) == 1 && plan::host_groups(9, 1) == 1);
+}
+
+TEST(an_allreduce_between_many_hosts_goes_in_groups_unless_its_shares_are_large) {
+  struct {
+    int hosts;
+    size_t bytes;
+    bool in_groups;
+    int shares;
+  } const rows[] = {{16, 1, false, 16},           {17, 17 * 2 * kKi, true, 4}, {17, 1 * kMi, false, 17},
+                    {64, 512 * kKi - 1, true, 8}, {64, 512 * kKi, false, 64},  {256, 1 * kMi, true, 16},
+                    {256, 8 * kMi, false, 256},   {1024, 16 * kMi, true, 32},  {1024, 32 * kMi, false, 1024}};
+  for (const auto& row : rows) {
+    const plan::BetweenHosts way = plan::between_hosts(row.bytes, row.hosts, 0);
+    EXPECT(way.in_groups == row.in_groups && way.shares == row.shares);
+  }
+  EXPECT(plan::between_hosts(64 * kMi, 7, 2).in_groups && plan::between_hosts(64 * kMi, 7, 2).shares == 2);
+  EXPECT(!plan::between_hosts(64 * kMi, 3, 2).in_groups);
+}
+
+TEST(a_grid_has_each_member_once_and_full_columns) {
+  for (int members = 1; members <= 130; ++members) {
+    for (int groups = 1; groups <= members; ++groups) {
+      const Grid grid(members, groups);
+      int member = 0, longest = 0;
+      for (int group = 0; group < groups; ++group) {
+        const int size = grid.row_size(group);
+        longest = std::max(longest, size);
+        EXPECT(size == grid.columns() || size == grid.columns() + 1);
+        for (int place = 0; place < size; ++place, ++member) {
+          EXPECT(grid.at(group, place) == member);
+          EXPECT(grid.group_of(member) == group && grid.place_of(member) == place);
+        }
+      }
+      EXPECT(member == members && longest == grid.longest_row());
+    }
+  }
+}
+
+TEST(each_member_of_a_grid_hears_of_each_other_group_once) {
+  for (const int members : {4, 5, 7, 12, 31, 64, 100}) {
+    for (int groups = 1; groups <= members; ++groups) {
+      const Grid grid(members, groups);
+      std::vector<int> heard(static_cast<size_t>(members), 0);
+      for (int member = 0; member < members; ++member) {
+        int listeners = 0;
+        for (int group = 0; group < groups; ++group) {
+          if (group == grid.group_of(member)) continue;
+          grid.for_listeners(member, group, [&](int listener) {
+            ++listeners;
+            ++heard[static_cast<size_t>(listener)];
+            EXPECT(grid.group_of(listener) == group && grid.speaker(grid.group_of(member), listener) == member);
+          });
+        }
+        EXPECT(listeners <= 2 * (groups - 1));
+      }
+      for (const int times : heard) EXPECT(times == groups - 1);
+    }
+  }
 }
 
 TEST(over_hosts_pieces_are_of_whole_shares) {

@@ -20,7 +20,8 @@ using hvd::Status;
 using members::Hosts;
 using reference::Bytes;
 
-inline Hosts hosts;  // of the world that runs, by member; empty: one host
+inline Hosts hosts;             // of the world that runs, by member; empty: one host
+inline size_t group_hosts = 0;  // of its groups; 0: it has none
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 constexpr int kOperations = 30;
@@ -127,7 +128,7 @@ inline hvd::Reduction random_reduction(const Communicator& communicator, std::mt
 inline Bytes expected_fold(const hvd::Reduction& reduction, const std::vector<const std::byte*>& inputs,
                            int64_t count) {
   const Hosts here = hosts.empty() ? Hosts(inputs.size(), 0) : hosts;
-  return reference::fold_over_hosts(reduction, inputs, here, count);
+  return reference::fold_over_hosts(reduction, inputs, here, count, group_hosts);
 }
 
 // Several hosts, some with several members; in the last ones the ranks of a host do not follow each other.

@@ -233,28 +233,48 @@ inline void fill(DataType dtype, uint64_t seed, std::byte* to, int64_t count) {
 }
 
 // Over hosts: each host's fold, then the fold of those, hosts by lowest member. With one host, or one member on each,
-// there is one fold; so for integers and bool.
+// there is one fold; so for integers and bool. Of hosts in groups, those of a group are folded before the groups are:
+// there are as many groups as have `group_hosts` hosts each, and what is over makes some of them larger by one.
 inline Bytes fold_over_hosts(const Reduction& reduction, const std::vector<const std::byte*>& inputs,
-                             const std::vector<int>& host_of_member, int64_t count) {
+                             const std::vector<int>& host_of_member, int64_t count, size_t group_hosts = 0) {
   std::vector<int> hosts;  // in order of appearance
   for (const int host : host_of_member) {
     bool known = false;
     for (const int seen : hosts) known = known || seen == host;
     if (!known) hosts.push_back(host);
   }
-  const bool rounds = reduction.dtype >= HVD_FLOAT16 && reduction.dtype <= HVD_FLOAT64;
-  if (!rounds || hosts.size() <= 1 || hosts.size() == inputs.size()) return fold(reduction, inputs, count);
+  if (reduction.dtype < HVD_FLOAT16 || reduction.dtype > HVD_FLOAT64) return fold(reduction, inputs, count);
+  Reduction rest = reduction;
+  std::vector<const std::byte*> pointers = inputs;
   std::vector<Bytes> results;
-  for (const int host : hosts) {
-    std::vector<const std::byte*> of_host;
-    for (size_t m = 0; m < inputs.size(); ++m) {
-      if (host_of_member[m] == host) of_host.push_back(inputs[m]);
+  results.reserve(2 * inputs.size());
+  const auto fold_some = [&](const std::vector<const std::byte*>& some) {
+    results.push_back(fold({reduction.dtype, reduction.op, rest.prescale}, some, count));
+    return results.back().data();
+  };
+  if (hosts.size() > 1 && hosts.size() < inputs.size()) {
+    pointers.clear();
+    for (const int host : hosts) {
+      std::vector<const std::byte*> of_host;
+      for (size_t m = 0; m < inputs.size(); ++m) {
+        if (host_of_member[m] == host) of_host.push_back(inputs[m]);
+      }
+      pointers.push_back(fold_some(of_host));
     }
-    results.push_back(fold({reduction.dtype, reduction.op, reduction.prescale}, of_host, count));
+    rest.prescale = 1.0;
   }
-  std::vector<const std::byte*> pointers;
-  for (const Bytes& result : results) pointers.push_back(result.data());
-  return fold({reduction.dtype, reduction.op, 1.0, reduction.postscale, reduction.divisor}, pointers, count);
+  const size_t groups = group_hosts == 0 || hosts.size() == 1 ? 1 : hosts.size() / group_hosts;
+  if (groups > 1) {
+    std::vector<const std::byte*> of_groups;
+    for (size_t group = 0, host = 0; group < groups; ++group) {
+      std::vector<const std::byte*> of_group;
+      while (host < (group + 1) * hosts.size() / groups) of_group.push_back(pointers[host++]);
+      of_groups.push_back(fold_some(of_group));
+    }
+    pointers = of_groups;
+    rest.prescale = 1.0;
+  }
+  return fold(rest, pointers, count);
 }
 
 inline bool legal(DataType dtype, ReduceOp op) {

@@ -131,7 +131,7 @@ TEST(the_direct_exchange_takes_the_links_time_or_that_of_its_messages) {
                     {16, 16 * kMi, usual, 120, 25.1, 25.5}, {64, 64 * kKi, usual, 126, 0.75, 0.80},
                     {64, 1 * kMi, usual, 126, 1.65, 1.80},  {64, 1 * kMi, fast, 126, 0.75, 0.85}};
   for (const auto& row : rows) {
-    const Taken taken = allreduce(Way::kFlat, row.hosts, row.bytes, row.model);
+    const Taken taken = allreduce(Way::kFlat, row.hosts, row.bytes, row.model, row.hosts);
     EXPECT(taken.status.ok());
     const double bound = bound_ms(row.hosts, row.bytes, row.model);
     std::printf("       %2d hosts, %8zu bytes, %5.1f Gbit/s: %7.3f ms, the link's %7.3f, %llu messages a host\n",
@@ -140,6 +140,31 @@ TEST(the_direct_exchange_takes_the_links_time_or_that_of_its_messages) {
     EXPECT(taken.messages == row.messages);
     EXPECT(taken.bytes == 2 * (row.bytes - row.bytes / static_cast<size_t>(row.hosts)));
     EXPECT(taken.ms >= bound && taken.ms >= row.least_ms && taken.ms <= row.most_ms);
+  }
+}
+
+// Each chunk of 2 (columns - 1 + groups - 1) messages, in whole groups and of uneven ones; the bytes are those of the direct
+// exchange, but for the members that uneven groups have more.
+TEST(groups_of_many_hosts_take_little_more_than_the_link) {
+  struct {
+    Way way;
+    int hosts;
+    size_t bytes;
+    uint64_t messages;
+    double most;  // times the link's time
+  } const rows[] = {{Way::kFlat, 64, 64 * kKi, 28, 2.8},
+                    {Way::kFlat, 256, 1 * kMi, 60, 1.15},
+                    {Way::kInPieces, 256, 1 * kMi, 120, 1.3},
+                    {Way::kFlat, 257, 1 * kMi, 60, 1.25}};
+  for (const auto& row : rows) {
+    const Taken taken = allreduce(row.way, row.hosts, row.bytes, {});
+    EXPECT(taken.status.ok());
+    const double bound = bound_ms(row.hosts, row.bytes, {});
+    std::printf("       %2d hosts, %8zu bytes: %7.3f ms, the link's %7.3f, %llu messages a host\n", row.hosts,
+                row.bytes, taken.ms, bound, static_cast<unsigned long long>(taken.messages));
+    EXPECT(taken.messages == row.messages);
+    if (row.hosts != 257) EXPECT(taken.bytes == 2 * (row.bytes - row.bytes / static_cast<size_t>(row.hosts)));
+    EXPECT(taken.ms >= bound && taken.ms <= row.most * bound);
   }
 }
 

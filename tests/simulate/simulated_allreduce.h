@@ -27,20 +27,28 @@ struct Taken {
   uint64_t messages = 0, bytes = 0;  // that host 0 has sent
   uint64_t events = 0;
 };
-inline Taken allreduce(Way way, int hosts, size_t bytes, LinkModel model) {
+// One after the other, `batches` of so many bytes. `group_hosts`: as the setting; as many as there are hosts: no groups.
+inline Taken allreduce(Way way, int hosts, size_t bytes, LinkModel model, int group_hosts = 0, int batches = 1) {
   Network network(hosts, model, false);
   std::vector<std::unique_ptr<Mesh>> meshes = SimulatedMesh::join(network, all_of(network));
   const Topology topology(all_of(network));
   std::vector<std::unique_ptr<OverMesh>> between;
-  for (auto& mesh : meshes) between.push_back(std::make_unique<OverMesh>(std::move(mesh), topology, Kernels(), ""));
+  for (auto& mesh : meshes) {
+    between.push_back(std::make_unique<OverMesh>(std::move(mesh), topology, Kernels(), "", group_hosts));
+  }
   std::vector<std::byte> input(bytes), output(bytes);
   const Slice slice{input.data(), output.data(), static_cast<int64_t>(bytes / sizeof(float))};
   Taken taken;
   taken.status = network.run([&](int host) {
     OverMesh& mine = *between[static_cast<size_t>(host)];
-    if (way == Way::kFlat) return mine.allreduce({&slice, 1}, {});
     SimulatedInside inside(network, host, {});
-    return HierarchicalAllreduce({inside, &mine}, hosts, 1, {&slice, 1}, {}).run();
+    const plan::BetweenHosts cut = plan::between_hosts(bytes, hosts, group_hosts);
+    Status status;
+    for (int batch = 0; batch < batches && status.ok(); ++batch) {
+      status = way == Way::kFlat ? mine.allreduce({&slice, 1}, {})
+                                 : HierarchicalAllreduce({inside, &mine}, cut, 1, {&slice, 1}, {}).run();
+    }
+    return status;
   });
   const Network::Sent& sent = network.sent_by(0);
   taken.ms = static_cast<double>(network.end_ns()) * 1e-6;

@@ -77,15 +77,16 @@ Operation in_pieces(size_t count, Cut cut) {
           }};
 }
 // As the hierarchical communicator does it, with one member on each host.
-Operation over_hosts(size_t count) {
-  return {"allreduce over hosts of " + std::to_string(count), [count](Communicator& between, Bytes* out) {
+Operation over_hosts(size_t count, int group_hosts) {
+  return {"allreduce over hosts of " + std::to_string(count), [count, group_hosts](Communicator& between, Bytes* out) {
             const CommunicatorRow* row = nullptr;
             std::unique_ptr<Communicator> inside;
             HVD_RETURN_IF_ERROR(choose_communicator("loopback", Topology::on_one_host(1), false, &row));
             HVD_RETURN_IF_ERROR(row->make({}, {}, &inside));
             const std::vector<float> values = values_of(between, count);
             const std::vector<Slice> slices = slices_of(values, out);
-            return HierarchicalAllreduce({*inside, &between}, between.size(), 1, slices, average_of(between)).run();
+            const plan::BetweenHosts way = plan::between_hosts(count * sizeof(float), between.size(), group_hosts);
+            return HierarchicalAllreduce({*inside, &between}, way, 1, slices, average_of(between)).run();
           }};
 }
 Operation broadcast(size_t count) {
@@ -147,16 +148,19 @@ Operation barrier() {
   return {"barrier", [](Communicator& communicator, Bytes*) { return communicator.barrier(); }};
 }
 
-std::vector<Operation> operations() {
+// Those that differ among groups of hosts.
+std::vector<Operation> allreduces(int group_hosts) {
   return {allreduce(3),
           allreduce(1000),
           allreduce(1001 * 16),
           allreduce(100'003),
           allreduce(kMi + 5),  // 4 MiB: over all links
-          in_pieces(5000, {700, 2}),
-          in_pieces(kMi / 2, {60'000, 4}),
-          over_hosts(kMi / 3),
-          broadcast(1000),
+          in_pieces(5000, {700, 2, group_hosts > 0}),
+          in_pieces(kMi / 2, {60'000, 4, group_hosts > 0}),
+          over_hosts(kMi / 3, group_hosts)};
+}
+std::vector<Operation> others() {
+  return {broadcast(1000),
           broadcast(kMi / 2),
           exchange(),
           allgather(12),
@@ -174,16 +178,16 @@ struct Outcome {
   Status status;
 };
 
-void run_one(const Operation& operation, std::unique_ptr<Mesh> mesh, Outcome* outcome) {
+void run_one(const Operation& operation, std::unique_ptr<Mesh> mesh, int group_hosts, Outcome* outcome) {
   const int size = mesh->size();
   std::vector<int> hosts(static_cast<size_t>(size));
   std::iota(hosts.begin(), hosts.end(), 0);
   OverMesh communicator(std::make_unique<RecordingMesh>(std::move(mesh), &outcome->record), Topology(hosts), Kernels(),
-                        "");
+                        "", group_hosts);
   outcome->status = operation.run(communicator, &outcome->result);
 }
 
-std::vector<Outcome> over_sockets(const Operation& operation, int size) {
+std::vector<Outcome> over_sockets(const Operation& operation, int size, int group_hosts) {
   std::vector<std::vector<std::vector<int>>> sockets(static_cast<size_t>(size),
                                                      std::vector<std::vector<int>>(static_cast<size_t>(size)));
   for (size_t a = 0; a < sockets.size(); ++a) {
@@ -204,14 +208,14 @@ std::vector<Outcome> over_sockets(const Operation& operation, int size) {
       auto mesh =
           std::make_unique<TcpMesh>(std::make_shared<DataLinks>(sockets[m]), static_cast<int>(m), ranks, Interrupt{});
       outcomes[m].status = mesh->open();
-      if (outcomes[m].status.ok()) run_one(operation, std::move(mesh), &outcomes[m]);
+      if (outcomes[m].status.ok()) run_one(operation, std::move(mesh), group_hosts, &outcomes[m]);
     });
   }
   for (std::thread& thread : threads) thread.join();
   return outcomes;
 }
 
-std::vector<Outcome> simulated(const Operation& operation, int size, LinkModel model) {
+std::vector<Outcome> simulated(const Operation& operation, int size, int group_hosts, LinkModel model) {
   Network network(size, model, true);
   std::vector<int> hosts(static_cast<size_t>(size));
   std::iota(hosts.begin(), hosts.end(), 0);
@@ -219,7 +223,7 @@ std::vector<Outcome> simulated(const Operation& operation, int size, LinkModel m
   std::vector<Outcome> outcomes(static_cast<size_t>(size));
   const Status status = network.run([&](int host) {
     const auto h = static_cast<size_t>(host);
-    run_one(operation, std::move(meshes[h]), &outcomes[h]);
+    run_one(operation, std::move(meshes[h]), group_hosts, &outcomes[h]);
     return outcomes[h].status;
   });
   if (!status.ok()) std::printf("       %s: %s\n", operation.name.c_str(), status.text().c_str());
@@ -245,28 +249,39 @@ Record ordered(const Operation& operation, const Record& record) {
   return sorted;
 }
 
+void expect_the_same(const Operation& operation, int size, int group_hosts) {
+  const std::vector<Outcome> real = over_sockets(operation, size, group_hosts);
+  // Fast and slow, so that what comes first is not always the same.
+  for (const LinkModel& model : {LinkModel{}, LinkModel{0.01, 100, 10, 500, kLinks}}) {
+    const std::vector<Outcome> made = simulated(operation, size, group_hosts, model);
+    for (size_t m = 0; m < real.size(); ++m) {
+      EXPECT(real[m].status.ok());
+      const bool same = ordered(operation, real[m].record) == ordered(operation, made[m].record);
+      if (!same || real[m].result != made[m].result) {
+        std::printf("       %s differs on member %zu of %d: %zu and %zu messages\n", operation.name.c_str(), m, size,
+                    real[m].record.size(), made[m].record.size());
+      }
+      EXPECT(same);
+      EXPECT(real[m].result == made[m].result);
+      EXPECT(!made[m].record.empty());
+    }
+  }
+}
+
 }  // namespace
 
 TEST(two_to_four_hosts_send_what_they_send_over_sockets) {
-  // Fast and slow, so that what comes first is not always the same.
-  const LinkModel models[] = {{}, {0.01, 100, 10, 500, kLinks}};
-  for (const Operation& operation : operations()) {
-    for (const int size : {2, 3, 4}) {
-      const std::vector<Outcome> real = over_sockets(operation, size);
-      for (const LinkModel& model : models) {
-        const std::vector<Outcome> made = simulated(operation, size, model);
-        for (size_t m = 0; m < real.size(); ++m) {
-          EXPECT(real[m].status.ok());
-          const bool same = ordered(operation, real[m].record) == ordered(operation, made[m].record);
-          if (!same || real[m].result != made[m].result) {
-            std::printf("       %s differs on member %zu of %d: %zu and %zu messages\n", operation.name.c_str(), m,
-                        size, real[m].record.size(), made[m].record.size());
-          }
-          EXPECT(same);
-          EXPECT(real[m].result == made[m].result);
-          EXPECT(!made[m].record.empty());
-        }
-      }
+  for (const int size : {2, 3, 4}) {
+    for (const Operation& operation : allreduces(0)) expect_the_same(operation, size, 0);
+    for (const Operation& operation : others()) expect_the_same(operation, size, 0);
+  }
+}
+
+TEST(groups_of_hosts_send_what_they_send_over_sockets) {
+  for (const int size : {4, 5, 7}) {
+    for (const Operation& operation : allreduces(2)) expect_the_same(operation, size, 2);
+    for (const Operation& operation : {exchange(), allgather(12), allgather(int64_t{kMi} + 4)}) {
+      expect_the_same(operation, size, 2);
     }
   }
 }

@@ -25,6 +25,7 @@ SETTINGS = {
     "transport": "auto",
     "on_gpus": "allreduce=best levels=none",
     "pretend_hosts": "",
+    "host_group_size": 0,
     "relays_above_hosts": 256,
     "replica_check_steps": 1,
     "replica_check_whole": False,

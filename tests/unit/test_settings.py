@@ -126,6 +126,7 @@ def test_the_native_core_gets_strings(monkeypatch: pytest.MonkeyPatch) -> None:
         ("gpu_levels", "none"),
         ("transport", "auto"),
         ("instruction_set", "best"),
+        ("host_group_size", "0"),
         ("log_level", "warning"),
         ("log_time", "0"),
     ]

@@ -3,8 +3,6 @@
 
 #include <algorithm>
 
-#include "collectives/plan.h"
-
 namespace hvd {
 
 namespace {
@@ -13,14 +11,15 @@ constexpr int64_t kAhead = 4;  // pieces under way before the first one comes ba
 
 }  // namespace
 
-HierarchicalAllreduce::HierarchicalAllreduce(Inner inner, int hosts, int carriers, std::span<const Slice> slices,
-                                             const Reduction& reduction)
+HierarchicalAllreduce::HierarchicalAllreduce(Inner inner, plan::BetweenHosts way, int carriers,
+                                             std::span<const Slice> slices, const Reduction& reduction)
     : inner_(inner),
+      way_(way),
       carriers_(carriers),
       levels_(levels_of(reduction)),
       list_(slices, element_size(reduction.dtype)),
       unit_(plan::unit_elements(list_.element_bytes())),
-      piece_elements_(plan::piece_elements(list_.count(), list_.element_bytes(), hosts, carriers)),
+      piece_elements_(plan::piece_elements(list_.count(), list_.element_bytes(), way.shares, carriers)),
       pieces_(plan::pieces_of(list_.count(), piece_elements_)),
       parts_(static_cast<size_t>(inner.inside.size())) {}
 
@@ -31,7 +30,8 @@ Status HierarchicalAllreduce::run() {
     for (int64_t k = 0; k < pieces_; ++k) {
       for (Slice slice : part(k, inner_.inside.member())) carried.push_back({slice.output, slice.output, slice.count});
     }
-    between = inner_.between->allreduce_in_pieces(carried, levels_.between, {piece_elements_ / carriers_, kAhead});
+    between = inner_.between->allreduce_in_pieces(carried, levels_.between,
+                                                  {piece_elements_ / carriers_, kAhead, way_.in_groups});
   }
   for (int64_t k = 0; k < pieces_ + kAhead; ++k) {
     if (k < pieces_) {

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "collectives/levels.h"
+#include "collectives/plan.h"
 #include "collectives/slices.h"
 #include "world/topology.h"
 
@@ -31,7 +32,7 @@ class HierarchicalAllreduce {
     Communicator& inside;
     Communicator* between;  // the carriers with this one's number; null if this member is none
   };
-  HierarchicalAllreduce(Inner inner, int hosts, int carriers, std::span<const Slice> slices,
+  HierarchicalAllreduce(Inner inner, plan::BetweenHosts way, int carriers, std::span<const Slice> slices,
                         const Reduction& reduction);
   Status run();
 
@@ -41,6 +42,7 @@ class HierarchicalAllreduce {
   std::vector<Slice> part(int64_t piece, int carrier) const;
 
   const Inner inner_;
+  const plan::BetweenHosts way_;
   const int carriers_;
   const Levels levels_;
   const SliceList list_;

@@ -53,11 +53,12 @@ int carriers_of(const Topology& members) {
 class Hierarchical final : public Communicator {
  public:
   // `between`: those with this member's number; null if some host has none.
-  Hierarchical(Members members, const Kernels& kernels, std::unique_ptr<Communicator> inside,
-               std::unique_ptr<Communicator> between)
+  Hierarchical(Members members, const CommunicatorSettings& settings, const Kernels& kernels,
+               std::unique_ptr<Communicator> inside, std::unique_ptr<Communicator> between)
       : members_(std::move(members)),
         kernels_(kernels),
         carriers_(carriers_of(members_.topology)),
+        group_hosts_(settings.group_hosts),
         inside_(std::move(inside)),
         carrier_(std::move(between)),
         between_(inside_->member() == kLeader ? carrier_.get() : nullptr) {
@@ -139,6 +140,7 @@ class Hierarchical final : public Communicator {
   const Members members_;
   const Kernels kernels_;
   const int carriers_;
+  const int group_hosts_;  // a setting
   const std::unique_ptr<Communicator> inside_;
   const std::unique_ptr<Communicator> carrier_;  // null if this member carries nothing to other hosts
   Communicator* const between_;                  // null if this member leads no host
@@ -168,8 +170,9 @@ Status Hierarchical::reduce(std::span<const Slice> slices, const Reduction& redu
 Status Hierarchical::reduce_in_pieces(std::span<const Slice> slices, const Reduction& reduction, size_t bytes) {
   const bool shares = carriers_ > 1 && choice_.shares(bytes);
   const uint64_t begin_ns = now_ns();
-  HierarchicalAllreduce operation({*inside_, shares ? carrier_.get() : between_}, topology().hosts(),
-                                  shares ? carriers_ : 1, slices, reduction);
+  HierarchicalAllreduce operation({*inside_, shares ? carrier_.get() : between_},
+                                  plan::between_hosts(bytes, topology().hosts(), group_hosts_), shares ? carriers_ : 1,
+                                  slices, reduction);
   HVD_RETURN_IF_ERROR(operation.run());
   if (carriers_ == 1 || !choice_.add(bytes, now_ns() - begin_ns)) return {};
   const CarrierChoice::Times mine = choice_.best(bytes);
@@ -366,7 +369,7 @@ Status make_of_parts(const Members& members, const CommunicatorParts& parts, Mak
     const std::vector<int> peers = members_with(members.topology, local_rank);
     HVD_RETURN_IF_ERROR(make_between(some_of(members, peers), parts, &between));
   }
-  *out = std::make_unique<Hierarchical>(members, kernels, std::move(inside), std::move(between));
+  *out = std::make_unique<Hierarchical>(members, parts.settings, kernels, std::move(inside), std::move(between));
   return {};
 }
 

@@ -36,7 +36,8 @@ MpiMesh::MpiMesh(const Library& mpi, int member, std::vector<int> world_ranks, c
       interrupt_(interrupt),
       progress_(Progress::shared(mpi)),
       outgoing_(world_ranks_.size()),
-      incoming_(world_ranks_.size()) {}
+      incoming_(world_ranks_.size()),
+      steps_(member, size()) {}
 
 MpiMesh::~MpiMesh() {
   int finalized = 0;
@@ -63,6 +64,7 @@ void MpiMesh::begin(const char* operation) {
 
 void MpiMesh::send(int peer, int, const std::byte* data, size_t bytes) {
   if (bytes == 0) return;
+  steps_.add_send(peer);
   outgoing_[static_cast<size_t>(peer)].messages.push_back({const_cast<std::byte*>(data), bytes, kNoTag, queued_++});
   ++pending_;
 }
@@ -72,6 +74,7 @@ void MpiMesh::receive(int peer, int, std::byte* data, size_t bytes, int64_t tag)
     if (tag != kNoTag) at_once_.push_back({peer, tag});
     return;
   }
+  steps_.add_receive(peer);
   incoming_[static_cast<size_t>(peer)].messages.push_back({data, bytes, tag});
   ++pending_;
 }
@@ -84,6 +87,7 @@ void MpiMesh::send_parts(int peer, int link, std::span<const Input> parts) {
   std::byte* next = packed.get();
   for (const Input& part : parts) next = std::copy(part.begin(), part.end(), next);
   std::byte* const data = packed.get();
+  steps_.add_send(peer);
   outgoing_[static_cast<size_t>(peer)].messages.push_back({data, bytes, kNoTag, queued_++, std::move(packed)});
   ++pending_;
 }
@@ -94,14 +98,17 @@ void MpiMesh::receive_parts(int peer, int link, std::span<const Output> parts, i
   const size_t bytes = bytes_of(parts);
   ExchangedBytes packed = exchanged_bytes(bytes);
   std::byte* const data = packed.get();
+  steps_.add_receive(peer);
   incoming_[static_cast<size_t>(peer)].messages.push_back(
       {data, bytes, tag, 0, std::move(packed), {parts.begin(), parts.end()}});
   ++pending_;
 }
 
 bool MpiMesh::have_left(int, uint64_t before) const {
-  return std::ranges::all_of(
-      outgoing_, [&](const Queue& queue) { return queue.messages.empty() || queue.messages.front().number >= before; });
+  return std::ranges::all_of(steps_.busy(), [&](int step) {
+    const std::deque<Message>& messages = outgoing_[static_cast<size_t>(steps_.to(step))].messages;
+    return messages.empty() || messages.front().number >= before;
+  });
 }
 
 Status MpiMesh::begin_sends(int peer) {
@@ -158,8 +165,8 @@ Status MpiMesh::end_some(Queue* queue, bool* moved, End end) {
 }
 
 Status MpiMesh::move_all(std::vector<Arrival>* arrivals, bool* moved) {
-  for (int step = 1; step < size(); ++step) {
-    const int to = (member_ + step) % size(), from = (member_ + size() - step) % size();
+  for (const int step : steps_.busy()) {
+    const int to = steps_.to(step), from = steps_.from(step);
     HVD_RETURN_IF_ERROR(begin_receives(from));
     HVD_RETURN_IF_ERROR(begin_sends(to));
     HVD_RETURN_IF_ERROR(end_some(&incoming_[static_cast<size_t>(from)], moved, [&](const Message& message) {
@@ -171,6 +178,12 @@ Status MpiMesh::move_all(std::vector<Arrival>* arrivals, bool* moved) {
       if (message.tag != kNoTag) arrivals->push_back({from, message.tag});
     }));
     HVD_RETURN_IF_ERROR(end_some(&outgoing_[static_cast<size_t>(to)], moved, [](const Message&) {}));
+  }
+  if (*moved) {
+    steps_.drop_if([this](int step) {
+      return outgoing_[static_cast<size_t>(steps_.to(step))].messages.empty() &&
+             incoming_[static_cast<size_t>(steps_.from(step))].messages.empty();
+    });
   }
   return {};
 }

@@ -23,6 +23,7 @@
 #include "platform/interrupt.h"
 #include "platform/kept_memory.h"
 #include "transport/mesh.h"
+#include "transport/steps.h"
 
 namespace hvd::mpi {
 
@@ -91,6 +92,7 @@ class MpiMesh final : public Mesh {
   const std::shared_ptr<Progress> progress_;
   Handle comm_ = 0;
   std::vector<Queue> outgoing_, incoming_;  // by peer
+  Steps steps_;                             // with messages
   Patience patience_;
   bool gave_up_ = false;
   const char* operation_ = "start";

@@ -38,7 +38,8 @@ Status make_over_mpi(const Library& mpi, const Members& members, const Communica
   auto mesh = std::make_unique<MpiMesh>(mpi, members.member, members.ranks, parts.interrupt);
   HVD_RETURN_IF_ERROR(mesh->open());
   std::string details = "\"mpi\": \"" + mpi.version + "\", ";
-  *out = std::make_unique<OverMesh>(std::move(mesh), members.topology, kernels, std::move(details));
+  *out = std::make_unique<OverMesh>(std::move(mesh), members.topology, kernels, std::move(details),
+                                    parts.settings.group_hosts);
   return {};
 }
 

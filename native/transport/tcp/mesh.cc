@@ -121,7 +121,9 @@ TcpMesh::TcpMesh(std::shared_ptr<DataLinks> links, int member, std::vector<int> 
       size_(static_cast<int>(world_ranks.size())),
       world_ranks_(std::move(world_ranks)),
       interrupt_(interrupt),
-      data_links_(std::move(links)) {}
+      data_links_(std::move(links)),
+      links_(static_cast<size_t>(size_)),
+      steps_(member, size_) {}
 
 const std::vector<int>& TcpMesh::sockets_to(int peer) const {
   static const std::vector<int> none;
@@ -142,12 +144,27 @@ Status TcpMesh::open() {
                                               std::to_string(links_per_peer_ == 0 ? 1 : links_per_peer_));
     }
   }
-  links_.resize(static_cast<size_t>(size_ * links_per_peer_));
   for (int peer = 0; peer < size_; ++peer) {
-    for (int i = 0; peer != member_ && i < links_per_peer_; ++i) link(peer, i).peer = peer;
     if (!sockets_to(peer).empty()) HVD_RETURN_IF_ERROR(adopt(peer));
   }
   return Status();
+}
+
+std::vector<TcpMesh::Link>& TcpMesh::links_to(int peer) {
+  std::vector<Link>& links = links_[static_cast<size_t>(peer)];
+  if (links.empty()) {
+    links.resize(static_cast<size_t>(links_per_peer_));
+    for (Link& link : links) link.peer = peer;
+  }
+  return links;
+}
+
+bool TcpMesh::sends_to(int peer) const {
+  return std::ranges::any_of(used_links_to(peer), [](const Link& link) { return !link.outgoing.empty(); });
+}
+
+bool TcpMesh::receives_from(int peer) const {
+  return std::ranges::any_of(used_links_to(peer), [](const Link& link) { return !link.incoming.empty(); });
 }
 
 // The peer's links are open.
@@ -199,6 +216,7 @@ void TcpMesh::send(int peer, int index, const std::byte* data, size_t bytes) {
   if (turns_.empty() || last_turn_peer_ != peer) turns_.push_back(0);
   last_turn_peer_ = peer;
   ++turns_.back();
+  if (used.outgoing.empty()) steps_.add_send(peer);
   used.outgoing.push_back({data, bytes, queued_++, first_turn_ + turns_.size() - 1});
   ++pending_;
   pending_bytes_ += bytes;
@@ -211,6 +229,7 @@ void TcpMesh::receive(int peer, int index, std::byte* data, size_t bytes, int64_
   }
   Link& used = link(peer, index);
   if (used.fd < 0) use(peer);
+  if (used.incoming.empty()) steps_.add_receive(peer);
   used.incoming.push_back({data, bytes, tag});
   ++pending_;
   pending_bytes_ += bytes;
@@ -233,19 +252,20 @@ Status TcpMesh::lost(const Link& link, const std::string& why) const {
 
 // True if the kernel has taken the link's messages before this number, to every peer: it sends them by itself.
 bool TcpMesh::have_left(int link, uint64_t before) const {
-  for (int peer = 0; peer < size_; ++peer) {
-    const std::deque<Outgoing>& outgoing = links_[place(peer, link)].outgoing;
-    if (!outgoing.empty() && outgoing.front().number < before) return false;
-  }
-  return true;
+  return std::ranges::none_of(steps_.busy(), [&](int step) {
+    const std::vector<Link>& links = used_links_to(steps_.to(step));
+    if (links.empty()) return false;
+    const std::deque<Outgoing>& outgoing = links[static_cast<size_t>(link)].outgoing;
+    return !outgoing.empty() && outgoing.front().number < before;
+  });
 }
 
 Status TcpMesh::interrupted() const {
   std::string text = std::string(operation_) + " over TCP was interrupted";
-  for (const Link& link : links_) {
-    if (link.incoming.empty() && link.outgoing.empty()) continue;
+  for (int peer = 0; peer < size_; ++peer) {
+    if (!sends_to(peer) && !receives_from(peer)) continue;
     text += " while rank " + std::to_string(world_ranks_[static_cast<size_t>(member_)]) + " waited for rank " +
-            std::to_string(world_ranks_[static_cast<size_t>(link.peer)]);
+            std::to_string(world_ranks_[static_cast<size_t>(peer)]);
     break;
   }
   return Status(HVD_ABORTED, std::move(text));
@@ -297,13 +317,16 @@ Status TcpMesh::receive_some(Link& link, std::vector<Arrival>* arrivals, bool* m
 }
 
 Status TcpMesh::move_all(std::vector<Arrival>* arrivals, bool* moved) {
-  // Peers in an order that starts behind this member, so that the members do not all send to the same peer at once.
-  for (int step = 1; step < size_; ++step) {
-    const int to = (member_ + step) % size_, from = (member_ + size_ - step) % size_;
-    for (int i = 0; i < links_per_peer_; ++i) {
-      HVD_RETURN_IF_ERROR(receive_some(link(from, i), arrivals, moved));
-      HVD_RETURN_IF_ERROR(send_some(link(to, i), moved));
+  for (const int step : steps_.busy()) {
+    std::vector<Link>&from = links_[static_cast<size_t>(steps_.from(step))],
+    &to = links_[static_cast<size_t>(steps_.to(step))];
+    for (size_t i = 0; i < static_cast<size_t>(links_per_peer_); ++i) {
+      if (!from.empty()) HVD_RETURN_IF_ERROR(receive_some(from[i], arrivals, moved));
+      if (!to.empty()) HVD_RETURN_IF_ERROR(send_some(to[i], moved));
     }
+  }
+  if (*moved) {
+    steps_.drop_if([this](int step) { return !sends_to(steps_.to(step)) && !receives_from(steps_.from(step)); });
   }
   return Status();
 }
@@ -337,12 +360,20 @@ Status TcpMesh::advance(std::vector<Arrival>* arrivals) {
   }
 }
 
+void TcpMesh::poll_links_to(int peer) {
+  for (const Link& link : used_links_to(peer)) {
+    const int events = (link.incoming.empty() ? 0 : POLLIN) | (may_send(link) ? POLLOUT : 0);
+    if (events != 0 && link.fd >= 0) polled_.push_back({link.fd, static_cast<short>(events), 0});
+  }
+}
+
 // Until a link can move something, or the time is over.
 Status TcpMesh::poll_links(int timeout_ms, bool* ready) {
   polled_.clear();
-  for (const Link& link : links_) {
-    const int events = (link.incoming.empty() ? 0 : POLLIN) | (may_send(link) ? POLLOUT : 0);
-    if (events != 0 && link.fd >= 0) polled_.push_back({link.fd, static_cast<short>(events), 0});
+  for (const int step : steps_.busy()) {
+    const int from = steps_.from(step), to = steps_.to(step);
+    if (sends_to(to)) poll_links_to(to);
+    if (receives_from(from) && !sends_to(from)) poll_links_to(from);  // once each
   }
   if (!opening_.empty()) polled_.push_back({data_links_->opener(), data_links_->events(), 0});
   if (interrupt_.event_fd >= 0) polled_.push_back({interrupt_.event_fd, POLLIN, 0});
@@ -359,23 +390,21 @@ Status TcpMesh::poll_links(int timeout_ms, bool* ready) {
 Status TcpMesh::check_links() const {
   const uint64_t limit_ms = data_links_ == nullptr ? 0 : data_links_->lost_timeout_ms();
   for (int peer = 0; limit_ms > 0 && peer < size_; ++peer) {
-    bool waits = false;
+    if (!sends_to(peer) && !receives_from(peer)) continue;
     std::optional<SignOfLife> last;
-    for (int i = 0; peer != member_ && i < links_per_peer_; ++i) {
-      const Link& one = links_[place(peer, i)];
+    for (const Link& one : used_links_to(peer)) {
       if (one.fd < 0) continue;
-      waits = waits || !one.incoming.empty() || !one.outgoing.empty();
       const std::optional<SignOfLife> sign = sign_of_life(one.fd);
       if (!sign) continue;
       last = last ? SignOfLife{std::min(last->silent_ms, sign->silent_ms),
                                std::max(last->round_trip_ms, sign->round_trip_ms)}
                   : sign;
     }
-    if (!waits || !last || last->silent_ms < std::max({limit_ms, kAskMs, kRoundTrips * last->round_trip_ms})) continue;
+    if (!last || last->silent_ms < std::max({limit_ms, kAskMs, kRoundTrips * last->round_trip_ms})) continue;
     const std::string seconds =
         std::to_string(last->silent_ms / 1000) + "." + std::to_string(last->silent_ms / 100 % 10);
     data_links_->note_silence();
-    return lost(links_[place(peer, 0)], "is unreachable: its host has acknowledged nothing for " + seconds + " s");
+    return lost(used_links_to(peer).front(), "is unreachable: its host has acknowledged nothing for " + seconds + " s");
   }
   return Status();
 }

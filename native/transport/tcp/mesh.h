@@ -30,6 +30,7 @@
 #include "platform/interrupt.h"
 #include "platform/status.h"
 #include "transport/mesh.h"
+#include "transport/steps.h"
 #include "transport/tcp/data_links.h"
 
 namespace hvd {
@@ -80,17 +81,21 @@ class TcpMesh final : public Mesh {
   };
 
   const std::vector<int>& sockets_to(int peer) const;
+  std::vector<Link>& links_to(int peer);
   Status adopt(int peer);
   void use(int peer);
   Status take_opened();
-  size_t place(int peer, int index) const { return static_cast<size_t>(peer * links_per_peer_ + index); }
-  Link& link(int peer, int index) { return links_[place(peer, index)]; }
+  Link& link(int peer, int index) { return links_to(peer)[static_cast<size_t>(index)]; }
+  const std::vector<Link>& used_links_to(int peer) const { return links_[static_cast<size_t>(peer)]; }
+  bool sends_to(int peer) const;
+  bool receives_from(int peer) const;
   bool has_turn(const Outgoing& piece) const { return !leaves_machine_ || piece.turn < first_turn_ + kTurnsAtOnce; }
   bool may_send(const Link& link) const { return !link.outgoing.empty() && has_turn(link.outgoing.front()); }
   void end_outgoing(uint64_t turn);
   Status send_some(Link& link, bool* moved);
   Status receive_some(Link& link, std::vector<Arrival>* arrivals, bool* moved);
   Status move_all(std::vector<Arrival>* arrivals, bool* moved);
+  void poll_links_to(int peer);
   Status poll_links(int timeout_ms, bool* ready);
   Status check_links() const;
   Status interrupted() const;
@@ -101,8 +106,9 @@ class TcpMesh final : public Mesh {
   const Interrupt interrupt_;
   int links_per_peer_ = 0;
   const std::shared_ptr<DataLinks> data_links_;
-  std::vector<Link> links_;   // by peer, then index; the member's own stay unused
-  std::deque<size_t> turns_;  // from the first that is not over: how many pieces are left of each
+  std::vector<std::vector<Link>> links_;  // by peer; none before the first use
+  Steps steps_;                           // with links that have something pending
+  std::deque<size_t> turns_;              // from the first that is not over: how many pieces are left of each
   uint64_t first_turn_ = 0;
   bool leaves_machine_ = false;  // some link does
   int last_turn_peer_ = 0;

@@ -130,6 +130,13 @@ class Settings(GpuSettings, EndSettings, PlatformSettings, ElasticSettings, Trai
         "best",
         "Instruction set of the reduction kernels; all give the same bits. For tests.",
     )
+    host_group_size: int = setting(
+        "HOROVOD_HOST_GROUP_SIZE",
+        kinds.integer(0, 2**31 - 1),
+        0,
+        "Least hosts of a group: groups reduce first, then what they have. 0: by the number of hosts. It changes bits. "
+        "For tests.",
+    )
 
     dynamic_process_sets: bool = setting(
         "HOROVOD_DYNAMIC_PROCESS_SETS",
@@ -341,6 +348,7 @@ class Settings(GpuSettings, EndSettings, PlatformSettings, ElasticSettings, Trai
             *self._native_gpu_settings(),
             ("transport", self.communicator),
             ("instruction_set", self.instruction_set),
+            ("host_group_size", str(self.host_group_size)),
             ("log_level", self.log_level),
             ("log_time", spelled(self.log_time)),
         ]

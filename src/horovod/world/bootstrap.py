@@ -51,7 +51,7 @@ _log = logging.getLogger("horovod")
 
 _PROCESS = os.urandom(8).hex()
 _TOLD_AS_THEY_ARE = (
-    *("fusion_threshold_bytes", "replica_check_steps", "replica_check_whole"),
+    *("fusion_threshold_bytes", "host_group_size", "replica_check_steps", "replica_check_whole"),
     *("dynamic_process_sets", "relays_above_hosts"),
 )
 _alone_generations = itertools.count()

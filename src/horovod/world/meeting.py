@@ -34,6 +34,7 @@ _EQUAL_SETTINGS = (
     ("transport", "HOROVOD_TRANSPORT"),
     ("on_gpus", "a setting for GPUs (docs/gpu.md)"),
     ("pretend_hosts", "HOROVOD_PRETEND_HOSTS"),
+    ("host_group_size", "HOROVOD_HOST_GROUP_SIZE"),
     ("size", "HOROVOD_SIZE"),
     ("replica_check_steps", "HOROVOD_REPLICA_CHECK_STEPS"),
     ("replica_check_whole", "HOROVOD_REPLICA_CHECK_WHOLE"),
@@ -51,7 +52,7 @@ LEADER: Fields = {"rank": _NUMBER, "local_address": _TEXT_OR_NONE, "problem": _T
 SETTINGS: Fields = {
     **dict.fromkeys(("transport", "on_gpus", "pretend_hosts", "profile", "version"), _TEXT),
     "process_sets": _LIST,
-    **dict.fromkeys(("fusion_threshold_bytes", "size", "replica_check_steps"), _NUMBER),
+    **dict.fromkeys(("fusion_threshold_bytes", "host_group_size", "size", "replica_check_steps"), _NUMBER),
     **dict.fromkeys(("replica_check_whole", "dynamic_process_sets", "relays_above_hosts"), _NUMBER),
 }
 PLACE: Fields = {
