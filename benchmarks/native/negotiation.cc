@@ -32,7 +32,7 @@ int main(int argc, char** argv) {
   const std::string problem = simulation.run();
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
   for (size_t step = 0; step < steps; ++step) {
-    const hvd::Simulation::Counts& counts = simulation.counts(step);
+    const hvd::Counts::Step& counts = simulation.counts().of(step);
     std::printf("step %zu: %llu messages to rank 0 (%.1f MB), %llu from it (%.1f MB), %llu batches\n", step,
                 static_cast<unsigned long long>(total(counts.up)), static_cast<double>(counts.bytes_up) * 1e-6,
                 static_cast<unsigned long long>(total(counts.down)), static_cast<double>(counts.bytes_down) * 1e-6,

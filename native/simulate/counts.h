@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a simulation counts, by step: messages by kind, bytes, batches, and times of the simulated job.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "simulate/control.h"
+
+namespace hvd {
+
+class Counts {
+ public:
+  struct Step {
+    std::map<FrameKind, uint64_t> up, down;  // messages by kind; up: to a host with a lower number
+    uint64_t bytes_up = 0, bytes_down = 0;
+    uint64_t batches = 0;
+    uint64_t most_up_from_a_host = 0;     // HostReady
+    uint64_t began_ns = 0, ended_ns = 0;  // when the first rank began it, and the last one ended it
+    uint64_t busy_ns = 0;                 // of rank 0's processor, with frames
+    uint64_t collective_ns = 0;           // of its batches
+  };
+
+  Counts(size_t steps, size_t hosts) : steps_(steps), ups_(steps, std::vector<uint32_t>(hosts)) {}
+
+  const Step& of(size_t step) const { return steps_[step]; }
+  size_t steps() const { return steps_.size(); }
+  size_t current() const { return current_; }  // the last one that a rank has begun
+
+  void begin(size_t step, uint64_t now_ns) {
+    if (steps_[step].began_ns == 0) steps_[step].began_ns = now_ns;
+    current_ = std::max(current_, step);
+  }
+  void end(size_t step, uint64_t now_ns) { steps_[step].ended_ns = now_ns; }
+  void add_collective(size_t step, uint64_t ns) { steps_[step].collective_ns += ns; }
+  void note_busy(uint64_t since_start_ns) {
+    steps_[current_].busy_ns += since_start_ns - std::exchange(busy_ns_, since_start_ns);
+  }
+  void note_sent(int from, int to, const Frame& frame) {
+    Step& step = steps_[current_];
+    const bool up = to < from;
+    ++(up ? step.up : step.down)[frame.kind];
+    (up ? step.bytes_up : step.bytes_down) += frame.payload.size() + ControlNetwork::kHeaderBytes;
+    if (frame.kind == FrameKind::kRecords && to == 1) ++step.batches;
+    if (frame.kind != FrameKind::kHostReady) return;
+    const uint64_t of_host = ++ups_[current_][static_cast<size_t>(from)];
+    step.most_up_from_a_host = std::max(step.most_up_from_a_host, of_host);
+  }
+
+  size_t ranks_done = 0, failed_calls = 0;
+
+ private:
+  std::vector<Step> steps_;
+  std::vector<std::vector<uint32_t>> ups_;  // by step and host
+  size_t current_ = 0;
+  uint64_t busy_ns_ = 0;
+};
+
+}  // namespace hvd

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "simulate/liveness.h"
+
+namespace hvd {
+
+namespace {
+
+constexpr uint64_t kMs = 1'000'000;
+constexpr uint64_t kFrozenNs = 3000 * kMs, kLostNs = 5000 * kMs;  // the defaults of settings/settings.h
+
+}  // namespace
+
+void Liveness::lose_process(int rank) {
+  const int host = topology_.host_of(rank);
+  const int loss = add(rank, "rank " + std::to_string(rank) + " died");
+  if (has_others(rank)) tell(host, loss, queue_.draw(kMs / 20, kMs), EventQueue::What::kNotice);
+  if (rank != topology_.leader_of(host)) return;
+  at(host).is_mute = true;
+  if (host != 0) return tell(0, loss, latency_ns(), EventQueue::What::kNotice);
+  for (int other = 1; other < topology_.hosts(); ++other) tell(other, loss, latency_ns(), EventQueue::What::kNotice);
+}
+
+void Liveness::freeze(int rank, uint64_t for_ns) {
+  if (for_ns <= kFrozenNs) return;
+  const int host = topology_.host_of(rank);
+  const int loss = add(rank, "rank " + std::to_string(rank) + " froze");
+  if (has_others(rank)) tell(host, loss, kFrozenNs + queue_.draw(0, 500 * kMs), EventQueue::What::kNotice);
+  if (rank != topology_.leader_of(host)) return;
+  at(host).is_mute = true;
+  if (for_ns > kLostNs) notice_silence(host, loss);
+}
+
+void Liveness::lose_host(int host, bool is_cut) {
+  const int leader = topology_.leader_of(host);
+  const int loss = add(leader, "host " + std::to_string(host) + " is lost");
+  at(host).is_apart = true;
+  notice_silence(host, loss);
+  if (is_cut && host != 0) {
+    const int other = add(0, "host 0 is lost");
+    tell(host, other, kLostNs + queue_.draw(0, 1000 * kMs), EventQueue::What::kNotice);
+  }
+}
+
+// Of that host, by those that exchange beats with it.
+void Liveness::notice_silence(int host, int loss) {
+  const auto silence_ns = [&] { return kLostNs + queue_.draw(0, 1000 * kMs); };
+  if (host != 0) return tell(0, loss, silence_ns(), EventQueue::What::kNotice);
+  for (int other = 1; other < topology_.hosts(); ++other) tell(other, loss, silence_ns(), EventQueue::What::kNotice);
+}
+
+int Liveness::hear(int message) {
+  const Message heard = messages_[static_cast<size_t>(message)];
+  if (is_poisoned(heard.host)) return kNone;
+  at(heard.host).cause = heard.loss;
+  if (at(heard.host).is_apart) return heard.host;
+  if (settled_ == kNone) settled_ = heard.loss;
+  if (at(heard.host).is_mute) return heard.host;
+  if (heard.host != 0) {
+    if (!at(0).is_apart) tell(0, heard.loss, latency_ns(), EventQueue::What::kPoison);
+    return heard.host;
+  }
+  for (int other = 1; other < topology_.hosts(); ++other) {
+    if (!at(other).is_apart) tell(other, heard.loss, latency_ns(), EventQueue::What::kPoison);
+  }
+  return heard.host;
+}
+
+}  // namespace hvd

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// How long a batch takes: the formula for many hosts beside the algorithm that runs.
+#include "simulate/batch_times.h"
+
+#include <cmath>
+#include <cstdio>
+
+#include "check.h"
+
+using namespace hvd;
+
+TEST(the_formula_agrees_with_what_runs) {
+  for (const int ranks_per_host : {1, 8}) {
+    for (const int hosts : {2, 4, 8, 16, 32, 64, 128, 256}) {
+      for (const size_t bytes :
+           {size_t{64} << 10, size_t{256} << 10, size_t{1} << 20, size_t{4} << 20, size_t{16} << 20}) {
+        if (bytes * static_cast<size_t>(hosts) > (size_t{1} << 28) && !thorough()) continue;
+        const BatchTimes times({.hosts = hosts, .ranks_per_host = ranks_per_host});
+        const double exact = times.exact_ns(bytes), formula = times.formula_ns(bytes);
+        const bool agrees = std::abs(formula / exact - 1) < 0.05;
+        if (!agrees) {
+          std::printf("       %3d hosts x %d, %8zu bytes: %.3f ms, the formula says %.3f\n", hosts, ranks_per_host,
+                      bytes, exact * 1e-6, formula * 1e-6);
+        }
+        EXPECT(agrees);
+      }
+    }
+  }
+}
+
+TEST_MAIN
