@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -48,6 +49,23 @@ class Counts {
     if (frame.kind != FrameKind::kHostReady) return;
     const uint64_t of_host = ++ups_[current_][static_cast<size_t>(from)];
     step.most_up_from_a_host = std::max(step.most_up_from_a_host, of_host);
+  }
+
+  // Of a step whose names all hosts know: nothing but "ready" goes up, at most once for a name, and every host gets the
+  // records of each batch once. Returns what is wrong; empty: nothing is.
+  std::string judge_steady(size_t step, size_t names) const {
+    const Step& counts = steps_[step];
+    const size_t others = ups_[step].size() - 1;
+    const std::string where = "step " + std::to_string(step) + ": ";
+    for (const auto& [kind, count] : counts.up) {
+      if (kind != FrameKind::kHostReady) return where + "a name that all know was asked for again";
+    }
+    if (counts.most_up_from_a_host > names) return where + "a host told rank 0 more often than it has names";
+    const auto records = counts.down.find(FrameKind::kRecords);
+    const uint64_t sent = records == counts.down.end() ? 0 : records->second;
+    if (counts.down.size() > 1 || sent != counts.batches * others)
+      return where + "not one message to each host and batch";
+    return "";
   }
 
   size_t ranks_done = 0, failed_calls = 0;

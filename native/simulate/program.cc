@@ -37,6 +37,15 @@ std::vector<int> Program::host_of_rank() const {
   return all;
 }
 
+bool Program::is_steady(size_t step) const {
+  if (step == 0 || !faults.empty() || plant != Plant::kNone) return false;
+  const auto is_plain = [](const SimulatedStep& one) {
+    return one.absent.empty() && one.dead.empty() && !one.joins && one.odd_rank < 0 && one.leaver < 0;
+  };
+  const SimulatedStep &before = steps[step - 1], &now = steps[step];
+  return is_plain(before) && is_plain(now) && before.shape == now.shape && before.generation == now.generation;
+}
+
 std::vector<uint32_t> Program::takers() const {
   std::vector<uint32_t> all;
   for (const SimulatedStep& step : steps) {

@@ -63,6 +63,8 @@ struct Program {
   int ranks() const { return hosts * ranks_per_host; }
   // About as many as ranks ring: one for each name of the first step, some in each of the others.
   uint64_t bells() const { return static_cast<uint64_t>(ranks()) * (names.size() + 3 * steps.size()); }
+  // True of a step that repeats the one before it, with all names known.
+  bool is_steady(size_t step) const;
   std::vector<int> host_of_rank() const;
   std::vector<uint32_t> takers() const;  // by step, how many ranks submit
   // Adds what befalls the job, by the words of hvd_simulate_fault (c_api.h).

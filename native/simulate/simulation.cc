@@ -284,6 +284,9 @@ void Simulation::judge_end() {
     if (world_.has_record(rank)) fail("rank " + std::to_string(rank) + " sleeps on a record");
     if (!world_.at_board(rank).ring.empty()) fail("a leader sleeps on a frame of rank " + std::to_string(rank));
   }
+  for (size_t step = 0; step < program_.steps.size() && problem_.empty(); ++step) {
+    if (program_.is_steady(step)) problem_ = counts_.judge_steady(step, program_.names.size());
+  }
   if (most_log_ > kSlots) fail("a log has grown to " + std::to_string(most_log_) + " records");
   const size_t most_ids = program_.names.size() * std::max<size_t>(1, texts_.generations()) + 1;
   for (int host = 0; host < program_.hosts; ++host) {

@@ -137,6 +137,27 @@ TEST(a_planted_defect_is_found) {
   }
 }
 
+// A thousand ranks with the names of ResNet-50, what comes along in a job, and a loss at any time.
+TEST(a_thousand_ranks_go_through_all_kinds_of_faults) {
+  const char* const losses[] = {"kill-rank", "kill-host", "freeze", "cut"};
+  const uint64_t seeds = thorough() ? 20 : 1;
+  for (uint64_t seed = 1; seed <= seeds; ++seed) {
+    Program program = job(100, 10, thorough() ? 161 : 16, seed);
+    for (SimulatedStep& step : program.steps) step.shuffled = true;
+    const auto target = static_cast<int>(seed * 37 % 100);
+    const bool planned =
+        program.add_fault("slow", 10 * target, 0, 0, 8).ok() && program.add_fault("delay", 99 - target, 1, 0, 3).ok() &&
+        program.add_fault("late", 999 - target, 1, 0, 5).ok() &&
+        program.add_fault("freeze", 500 + target, 2, 0, 200).ok() && program.add_fault("rename", -1, 2, 0, 0).ok() &&
+        program.add_fault(losses[seed % 4], target, 3, 0, 0).ok();
+    EXPECT(planned);
+    Simulation simulation(std::move(program));
+    const std::string problem = simulation.run();
+    if (!problem.empty()) std::printf("       seed %llu: %s\n", static_cast<unsigned long long>(seed), problem.c_str());
+    EXPECT(problem.empty() && simulation.liveness().cause() != nullptr && simulation.counts().ranks_done == 0);
+  }
+}
+
 TEST(one_seed_is_one_report) {
   EXPECT(befallen("kill-rank", 7, 0, 42).report == befallen("kill-rank", 7, 0, 42).report);
   EXPECT(befallen("kill-rank", 7, 0, 42).report != befallen("kill-rank", 7, 0, 43).report);
