@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -119,6 +120,16 @@ def test_what_does_not_hold_is_printed_with_the_line_that_replays_it(tmp_path: P
 def test_what_cannot_be_is_refused(arguments: tuple[str, ...], text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*JOB, *arguments]) == 1
     assert f"horovod.simulate: {text}" in capsys.readouterr().err
+
+
+@pytest.mark.thorough
+def test_the_page_shows_what_its_commands_print(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs/scale.md").read_text()
+    first, lost = re.findall(r"^    python -m horovod.simulate (run .*)$", page, re.MULTILINE)
+    assert main(first.split()) == 0
+    assert f"```\n{capsys.readouterr().out}```\n" in page
+    assert main(lost.split()) == 0
+    assert f"ends with `{capsys.readouterr().out.splitlines()[-1]}`" in page
 
 
 def test_a_run_that_needs_more_memory_than_there_is_is_refused(
