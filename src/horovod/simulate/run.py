@@ -29,7 +29,7 @@ _WITHOUT_TARGET = ("rename", "shape")
 _FAULT = re.compile(r"(?P<kind>[a-z-]+)(:(?P<target>\d+))?(:(?P<amount>\d+(\.\d+)?))?(@(?P<event>e)?(?P<at>\d+))?")
 
 # Measured: of the process, of a rank, and of a rank and a name.
-_BASE_BYTES, _RANK_BYTES, _NAME_BYTES = 60e6, 6e3, 700.0
+_BASE_BYTES, _RANK_BYTES, _NAME_BYTES = 60e6, 6e3, 610.0
 _ELEMENT_BYTES = 4
 _SECONDS_BETWEEN_LINES = 5.0
 
