@@ -41,8 +41,9 @@ int main(int argc, char** argv) {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   std::printf("%d ranks, %d names: %.1f ms of virtual time; simulated in %.1f s, %llu events, %.0f MB\n",
-              hosts * local_size, names, static_cast<double>(simulation.virtual_ns()) * 1e-6, took.count(),
-              static_cast<unsigned long long>(simulation.events()), static_cast<double>(usage.ru_maxrss) * 1e-3);
+              hosts * local_size, names, static_cast<double>(simulation.queue().now_ns()) * 1e-6, took.count(),
+              static_cast<unsigned long long>(simulation.queue().happened()),
+              static_cast<double>(usage.ru_maxrss) * 1e-3);
   if (!problem.empty()) std::fprintf(stderr, "%s\n", problem.c_str());
   return problem.empty() ? 0 : 1;
 }

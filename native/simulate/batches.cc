@@ -73,6 +73,7 @@ void Simulation::close(int rank) {
 // The last one to come starts it.
 void Simulation::enter_batch(int rank) {
   const uint32_t batch = at(rank).batches;
+  at(rank).entered_ns = queue_.now_ns();
   if (++batches_[batch].entered == ranks_.size()) {
     queue_.in(batches_[batch].takes_ns, What::kBatchEnd, static_cast<int>(batch));
   }
@@ -93,6 +94,9 @@ void Simulation::end_batch(int batch) {
     if (mine.ended || mine.running.empty()) continue;
     std::vector<ContributionPtr> calls = std::move(mine.running.front());
     mine.running.erase(mine.running.begin());
+    const uint64_t began_ns = queue_.now_ns() - batches_[mine.batches].takes_ns;
+    spans_.add({Span::What::kWait, rank, mine.batches, mine.entered_ns, began_ns});
+    spans_.add({Span::What::kBatch, rank, mine.batches, began_ns, queue_.now_ns()});
     ++mine.batches;
     finish_all(rank, std::move(calls));
   }

@@ -59,6 +59,7 @@ struct Program {
   bool batches_take_time = true;
   uint64_t fusion_bytes = uint64_t{128} << 20;
   Plant plant = Plant::kNone;
+  bool keeps_spans = false;
 
   int ranks() const { return hosts * ranks_per_host; }
   // About as many as ranks ring: one for each name of the first step, some in each of the others.

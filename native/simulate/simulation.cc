@@ -38,6 +38,7 @@ Simulation::Simulation(Program program)
       judge_(program_.names.size(), program_.takers()),
       planted_(program_.plant, program_.hosts, program_.bells(), queue_),
       counts_(program_.steps.size(), static_cast<size_t>(program_.hosts)),
+      spans_(program_.keeps_spans),
       ranks_(static_cast<size_t>(program_.ranks())),
       speaking_at_(static_cast<size_t>(program_.hosts), 0),
       holds_frame_(static_cast<size_t>(program_.hosts), false) {
@@ -267,6 +268,7 @@ void Simulation::go_on(int rank) {
   mine.joined = false;
   world_.at_board(rank).waiting = 0;
   counts_.end(mine.step, queue_.now_ns());
+  spans_.add({Span::What::kStep, rank, mine.step, mine.began_ns, queue_.now_ns()});
   ++mine.step;
   begin_step(rank);
 }

@@ -23,6 +23,7 @@
 #include "simulate/liveness.h"
 #include "simulate/program.h"
 #include "simulate/queue.h"
+#include "simulate/spans.h"
 #include "simulate/world.h"
 
 namespace hvd {
@@ -41,8 +42,8 @@ class Simulation final : public PlainWorld::Owner {
 
   const Counts& counts() const { return counts_; }
   const Liveness& liveness() const { return liveness_; }
-  uint64_t events() const { return queue_.happened(); }
-  uint64_t virtual_ns() const { return queue_.now_ns(); }
+  const EventQueue& queue() const { return queue_; }
+  const Spans& spans() const { return spans_; }
   PlainWorld& world() { return world_; }
   // Which ranks some others wait for, as rank 0 knows it.
   std::vector<Undecided> undecided();
@@ -57,7 +58,8 @@ class Simulation final : public PlainWorld::Owner {
     uint32_t submitted = 0;       // names of this step
     std::vector<uint32_t> order;  // of names; empty: as they come
     uint64_t began_ns = 0, pace_ns = 0;
-    double factor = 1;  // slower by
+    uint64_t entered_ns = 0;  // the batch that it is in
+    double factor = 1;        // slower by
     uint32_t in_flight = 0;
     bool waits = false, joined = false, driving = false, done = false;
     bool dead = false, ended = false;  // gone by a fault; knows that the generation has ended
@@ -131,6 +133,7 @@ class Simulation final : public PlainWorld::Owner {
   Judge judge_;
   Planted planted_;
   Counts counts_;
+  Spans spans_;
   std::vector<RankState> ranks_;
   std::vector<uint64_t> speaking_at_;  // by host
   std::vector<bool> holds_frame_;      // by host: its leader could not take it

@@ -61,8 +61,8 @@ TEST(a_thousand_ranks_on_a_hundred_hosts) {
     Simulation simulation(kHosts, kRanksPerHost, kNames, program(), seed);
     const std::string problem = simulation.run();
     std::printf("       seed %llu: %llu events, %.1f ms of virtual time%s%s\n", static_cast<unsigned long long>(seed),
-                static_cast<unsigned long long>(simulation.events()),
-                static_cast<double>(simulation.virtual_ns()) * 1e-6, problem.empty() ? "" : ": ", problem.c_str());
+                static_cast<unsigned long long>(simulation.queue().happened()),
+                static_cast<double>(simulation.queue().now_ns()) * 1e-6, problem.empty() ? "" : ": ", problem.c_str());
     EXPECT(problem.empty());
     const std::pair<size_t, const char*> shown[] = {
         {kFirst, "first"}, {kSteady, "steady"}, {kShuffled, "shuffled"}, {kChanged, "changed"},
@@ -96,7 +96,8 @@ TEST(one_seed_is_one_run) {
   for (int i = 0; i < 2; ++i) {
     Simulation simulation(8, 4, 5, {SimulatedStep{}, SimulatedStep{.shuffled = true}, SimulatedStep{}}, 42);
     EXPECT(simulation.run().empty());
-    const std::string outcome = std::to_string(simulation.events()) + "/" + std::to_string(simulation.virtual_ns());
+    const std::string outcome =
+        std::to_string(simulation.queue().happened()) + "/" + std::to_string(simulation.queue().now_ns());
     EXPECT(first.empty() || outcome == first);
     first = outcome;
   }

@@ -82,6 +82,23 @@ def test_a_profile_gives_the_bytes_and_the_times(capsys: pytest.CaptureFixture[s
     assert 25e6 < step["ended_ns"] - step["began_ns"] < 27e6  # the last gradient is ready 10 + 15 ms after the start
 
 
+def test_a_trace_shows_steps_waits_and_batches_of_all_ranks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    made(capsys, tmp_path, "--trace", str(path), "--fault", "late:5:3@1")
+    events = [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"]
+    assert {(event["pid"], event["tid"]) for event in events} == {(rank // 2, rank) for rank in range(8)}
+    waits = {
+        event["tid"]: event["dur"] for event in events if event["name"] == "wait 5"
+    }  # the batch of the second step
+    assert len(waits) == 8 and all(0 <= wait < 100 for wait in waits.values())
+    batches = {(event["ts"], event["dur"]) for event in events if event["name"] == "batch 5"}
+    assert len(batches) == 1
+    steps = [event["dur"] for event in events if event["name"] == "step 1" and event["tid"] != 5]
+    assert len(steps) == 7 and all(3000 < duration < 3500 for duration in steps)
+    assert main([*JOB, "--hosts", "33", "--trace", str(path)]) == 1
+    assert "--trace: 66 ranks, expected at most 64\nhint: " in capsys.readouterr().err
+
+
 def test_a_lost_rank_is_named_with_the_time_to_notice(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*JOB, "--fault", "kill-rank:5@1"]) == 0
     assert "\nrank 5 died: the last survivor heard of it after " in capsys.readouterr().out

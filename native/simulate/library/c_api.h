@@ -23,6 +23,7 @@ typedef struct {
   double latency_us;          /* of a message; frames of leaders take 0.5 to 1.33 times as long */
   double send_us, receive_us; /* processor time of a message at either end */
   int32_t plant;              /* 0; 1 to 3: a defect, for tests: a bell, an order, a frame */
+  int32_t spans;              /* 1: the report has what each rank did when */
   int32_t shuffled;           /* 1: each rank submits in an order of its own */
 } hvd_simulate_options;
 

@@ -68,6 +68,19 @@ std::string step_of(const Counts::Step& counts) {
          ", \"up\": " + by_kind(counts.up) + ", \"down\": " + by_kind(counts.down) + "}";
 }
 
+std::string spans_of(const Spans& spans) {
+  constexpr const char* kNames[] = {"step", "wait", "batch"};
+  std::string text;
+  for (const Span& span : spans.all()) {
+    text += (text.empty() ? "[" : ", [") + quoted(kNames[static_cast<size_t>(span.what)]);
+    for (const uint64_t number : {uint64_t(span.rank), uint64_t{span.number}, span.begin_ns, span.end_ns}) {
+      text += ", " + std::to_string(number);
+    }
+    text += "]";
+  }
+  return text;
+}
+
 }  // namespace
 
 std::string report_of(const Simulation& simulation) {
@@ -78,13 +91,14 @@ std::string report_of(const Simulation& simulation) {
   }
   const Liveness::Loss* const cause = simulation.liveness().cause();
   return "{" +
-         fields({{"events", simulation.events()},
-                 {"virtual_ns", simulation.virtual_ns()},
+         fields({{"events", simulation.queue().happened()},
+                 {"virtual_ns", simulation.queue().now_ns()},
                  {"step", counts.current()},
                  {"ranks_done", counts.ranks_done},
                  {"failed_calls", counts.failed_calls},
                  {"noticed_after_ns", simulation.liveness().told_after_ns()}}) +
-         ", \"cause\": " + (cause == nullptr ? "null" : quoted(cause->what)) + ", \"steps\": [" + steps + "]}";
+         ", \"cause\": " + (cause == nullptr ? "null" : quoted(cause->what)) + ", \"steps\": [" + steps +
+         "], \"spans\": [" + spans_of(simulation.spans()) + "]}";
 }
 
 }  // namespace hvd

@@ -87,6 +87,7 @@ def _add_run(add: argparse.ArgumentParser) -> None:
         "--message-us", type=_above_0, default=3.0, metavar="US", help="processor time of a message at either end (3)"
     )
     add.add_argument("--json", metavar="FILE", help="write all counts")
+    add.add_argument("--trace", metavar="FILE", help="of up to 64 ranks, what each did when, for Perfetto")
     add.add_argument("--plant", type=int, default=0, help=argparse.SUPPRESS)  # a defect, for tests of the checks
 
 
@@ -116,6 +117,9 @@ def _published(options: argparse.Namespace) -> str:
 
 def _run(options: argparse.Namespace) -> int:
     found, went_well = run.simulate(options)
+    spans = found["run"].pop("spans", [])
+    if options.trace is not None:
+        write_whole(options.trace, json.dumps(run.trace_of(spans, options.ranks)))
     if options.json is not None:
         write_whole(options.json, json.dumps(found, indent=1))
     print(run.as_text(found), flush=True)

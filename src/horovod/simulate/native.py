@@ -35,6 +35,7 @@ class Options(ctypes.Structure):
         ("send_us", ctypes.c_double),
         ("receive_us", ctypes.c_double),
         ("plant", ctypes.c_int32),
+        ("spans", ctypes.c_int32),
         ("shuffled", ctypes.c_int32),
     ]
 

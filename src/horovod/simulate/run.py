@@ -20,7 +20,7 @@ from horovod.simulate.links import Link, link_of
 from horovod.simulate.native import Fault, Job, Options, SimulationError
 from horovod.simulate.profile import read_profile
 
-__all__ = ["KINDS", "Name", "as_text", "fault_of", "needed_bytes", "simulate"]
+__all__ = ["KINDS", "Name", "as_text", "fault_of", "needed_bytes", "simulate", "trace_of"]
 
 # Those whose number is a host's; the others' is a rank's, or none.
 KINDS = ("kill-rank", "kill-host", "freeze", "slow", "cut", "delay", "late", "shape", "join", "leave", "rename")
@@ -32,6 +32,7 @@ _FAULT = re.compile(r"(?P<kind>[a-z-]+)(:(?P<target>\d+))?(:(?P<amount>\d+(\.\d+
 _BASE_BYTES, _RANK_BYTES, _NAME_BYTES = 60e6, 6e3, 610.0
 _ELEMENT_BYTES = 4
 _SECONDS_BETWEEN_LINES = 5.0
+_MOST_TRACED = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +80,10 @@ def simulate(options: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     names = _names(options)
     link = _link(options)
     faults = [fault_of(text, options.steps) for text in options.fault]
-    _check_memory(options.hosts * options.ranks, len(names))
+    ranks = options.hosts * options.ranks
+    if options.trace is not None and ranks > _MOST_TRACED:
+        raise InputError(f"--trace: {counted(ranks, 'rank')}, expected at most {_MOST_TRACED}\nhint: fewer --hosts")
+    _check_memory(ranks, len(names))
     found: dict[str, Any] = {}
     failures: list[dict[str, Any]] = []
     for seed in range(options.seed, options.seed + options.seeds):
@@ -105,6 +109,7 @@ def _run(
         seed=seed,
         plant=options.plant,
         shuffled=int(options.shuffled),
+        spans=int(options.trace is not None),
         **link,
     )
     with Job(plan) as job:
@@ -164,6 +169,27 @@ def _link(options: argparse.Namespace) -> dict[str, float]:
         "send_us": overhead,
         "receive_us": overhead,
     }
+
+
+def trace_of(spans: Sequence[Sequence[Any]], ranks_per_host: int) -> dict[str, Any]:
+    """The spans of a report in Chrome's format, which Perfetto reads: a process for each host, a thread for each rank.
+
+    The times of a step begin with its first gradient.
+    """
+    events = [
+        {
+            "name": f"{kind} {number}",
+            "ph": "X",
+            "pid": rank // ranks_per_host,
+            "tid": rank,
+            "ts": begin / 1e3,
+            "dur": (end - begin) / 1e3,
+        }
+        for kind, rank, number, begin, end in spans
+    ]
+    hosts = sorted({event["pid"] for event in events})
+    names = [{"name": "process_name", "ph": "M", "pid": host, "args": {"name": f"host {host}"}} for host in hosts]
+    return {"displayTimeUnit": "ms", "traceEvents": [*names, *events]}
 
 
 def _check_memory(ranks: int, names: int) -> None:
