@@ -50,7 +50,7 @@ void Simulation::note_outcome(int rank, uint32_t name, bool failed) {
   if (!mine.joined && item.step != mine.step) fail("ready in another step: rank " + std::to_string(rank));
 }
 
-// What has become ready since the last CLOSE is a batch.
+// Makes a batch of all that has become ready since the last CLOSE.
 void Simulation::close(int rank) {
   RankState& mine = at(rank);
   const size_t entries = std::exchange(mine.open_entries, 0);

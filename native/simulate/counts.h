@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a simulation counts, by step: messages by kind, bytes, batches, and times of the simulated job.
+// Counts of a simulation by step: messages by kind, bytes, batches, and times of the simulated job.
 #pragma once
 
 #include <algorithm>

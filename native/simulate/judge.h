@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What must hold at every event of a simulation: an entry is ready only after all that take part have submitted it, and
-// all ranks see one order. Keeps the one order, of which each rank knows its place.
+// Checks what must hold at every event of a simulation: an entry is ready only after all that take part have submitted
+// it, and all ranks see one order. Keeps the one order, of which each rank knows its place.
 #pragma once
 
 #include <cstdint>

@@ -8,8 +8,8 @@
 //                      silence, and of rank 0 all other hosts.
 //   a host is lost     Rank 0 notices after 5 to 6 s of silence. If only its link is cut, its ranks lose rank 0.
 //
-// Who notices poisons its host; its leader tells rank 0, which tells all hosts. Of several causes the first one counts,
-// as Python settles it in the launcher's rendezvous (docs/decisions/0009).
+// A rank that notices a loss poisons its host; its leader tells rank 0, which tells all hosts. Of several causes the
+// first one counts, as Python settles it in the launcher's rendezvous (docs/decisions/0009).
 #pragma once
 
 #include <cstdint>

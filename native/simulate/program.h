@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a simulated job does, and what befalls it: names, steps, faults, and the model of its machines.
+// The program of a simulated job: names, steps, faults, and the model of its machines.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ struct SimulatedStep {
   int late_rank = -1;           // submits its first name late
   std::vector<bool> absent;     // by rank: has joined before; empty: none
   bool joins = false;           // at its end all ranks that have not joined yet do so
-  std::vector<bool> dead = {};  // by host: gone before this step, and nobody is told; empty: none
+  std::vector<bool> dead = {};  // by host: gone before this step, unnoticed; empty: none
   uint64_t late_ns = 5'000'000;
   int odd_rank = -1;   // submits its first name in another shape than all others
   int leaver = -1;     // leaves the job in place of this step

@@ -273,7 +273,7 @@ void Simulation::go_on(int rank) {
   begin_step(rank);
 }
 
-// Nothing happens any more. With a dead host of which nobody is told, the others may wait for it, and for nothing else.
+// Nothing happens any more. The others may wait for a dead host that is unnoticed, and for nothing else.
 void Simulation::judge_end() {
   const bool has_ended = liveness_.cause() != nullptr || has_left_;
   for (int rank = 0; rank < world_.topology().size() && problem_.empty(); ++rank) {

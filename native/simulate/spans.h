@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What each rank did when, for a picture of a small simulation.
+// Spans of time of each rank, for a picture of a small simulation.
 #pragma once
 
 #include <cstddef>

@@ -30,7 +30,7 @@ typedef struct {
 /* What befalls the job. `kind`: kill-rank, kill-host, freeze, slow, cut, delay, late, shape, join, leave or rename. */
 typedef struct {
   uint32_t size;
-  int32_t target; /* a rank, of kill-host, cut and delay a host; of shape -1 is all ranks; of rename nobody */
+  int32_t target; /* a rank, of kill-host, cut and delay a host; of shape -1: all ranks; of rename: unused */
   const char* kind;
   int32_t step;   /* when this step begins ... */
   uint64_t event; /* ... or, if not 0, after so many events: kill-rank, kill-host, freeze, slow, cut and delay */

@@ -44,7 +44,7 @@ class Options(ctypes.Structure):
 
 
 class Fault(ctypes.Structure):
-    """What befalls the job, as c_api.h says."""
+    """A fault of the job, as c_api.h says."""
 
     _fields_ = [
         ("size", ctypes.c_uint32),
