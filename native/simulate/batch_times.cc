@@ -25,10 +25,10 @@ uint64_t BatchTimes::of(size_t bytes) {
     return static_cast<uint64_t>(std::llround(at_size(kMostBytes) * static_cast<double>(bytes) / kMostBytes));
   }
   size_t low = kLeastBytes;
-  while (low * 4 <= bytes) low *= 4;
+  while (low * 2 <= bytes) low *= 2;
   if (bytes <= low) return static_cast<uint64_t>(std::llround(at_size(low)));
-  const double part = std::log2(static_cast<double>(bytes) / static_cast<double>(low)) / 2;
-  const double below = std::log(at_size(low)), above = std::log(at_size(low * 4));
+  const double part = std::log2(static_cast<double>(bytes) / static_cast<double>(low));
+  const double below = std::log(at_size(low)), above = std::log(at_size(low * 2));
   return static_cast<uint64_t>(std::llround(std::exp(below + part * (above - below))));
 }
 

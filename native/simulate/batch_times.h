@@ -2,7 +2,7 @@
 // How long a batch's allreduce takes among simulated hosts, once all of them are there.
 //
 // Up to kMostExact hosts the shipped algorithm runs on a simulated network (simulated_allreduce.h), at the powers of
-// four around the size, once each; between these the time is interpolated. Above, it is a formula: the number of
+// two around the size, once each; between these the time is interpolated. Above, it is a formula: the number of
 // messages by collectives/plan.h, the time of the processor for them, and that of the link for the bytes.
 #pragma once
 

@@ -28,4 +28,19 @@ TEST(the_formula_agrees_with_what_runs) {
   }
 }
 
+TEST(a_size_between_two_takes_a_time_between_theirs) {
+  BatchTimes times({.hosts = 16, .ranks_per_host = 8});
+  for (const size_t bytes : {size_t{100} << 10, size_t{700} << 10, size_t{5} << 20}) {
+    const double found = static_cast<double>(times.of(bytes)), exact = times.exact_ns(bytes);
+    std::printf("       %8zu bytes: %.3f ms, from the table %.3f\n", bytes, exact * 1e-6, found * 1e-6);
+    EXPECT(std::abs(found / exact - 1) < 0.08);
+  }
+  EXPECT(times.of(size_t{128} << 20) == 2 * times.of(size_t{64} << 20));
+  EXPECT(BatchTimes({}).of(1 << 20) == 0);  // alone
+  // Entries fuse up to the limit.
+  BatchTimes apart({.hosts = 16, .ranks_per_host = 8, .fusion_bytes = 0});
+  EXPECT(times.of_entries({1000, 1000}) == times.of(8000));
+  EXPECT(apart.of_entries({1000, 1000}) == 2 * times.of(4000));
+}
+
 TEST_MAIN
