@@ -20,7 +20,7 @@ from pathlib import Path
 NAME = re.compile(r"hvd-[^-]+-py3-none-(?P<platform>manylinux_2_28_(?P<processor>x86_64|aarch64))\.whl")
 MACHINES = {"x86_64": "X86-64", "aarch64": "AArch64"}  # as readelf calls them
 EXTENSION = "_calls.abi3.so"
-LIBRARIES = [f"core/{EXTENSION}", "lib/libhorovod.so", "lib/libhorovod_tensorflow.so"]
+LIBRARIES = [f"core/{EXTENSION}", *(f"lib/libhorovod{part}.so" for part in ("", "_simulate", "_tensorflow"))]
 LOADERS = {"ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
 # The parts of the C library, and our own, which lies beside.
 NEEDED = {"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libhorovod.so"} | LOADERS

@@ -34,17 +34,19 @@ int main(int argc, char** argv) {
   const std::string problem = simulation.run();
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
   for (size_t step = 0; step < steps; ++step) {
-    const hvd::Simulation::Counts& counts = simulation.counts(step);
+    const hvd::Counts::Step& counts = simulation.counts().of(step);
     std::printf("step %zu: %llu messages to rank 0 (%.1f MB), %llu from it (%.1f MB), %llu by relays, %llu batches\n",
                 step, static_cast<unsigned long long>(total(counts.up)), static_cast<double>(counts.bytes_up) * 1e-6,
                 static_cast<unsigned long long>(total(counts.down)), static_cast<double>(counts.bytes_down) * 1e-6,
-                static_cast<unsigned long long>(counts.relayed), static_cast<unsigned long long>(counts.batches));
+                static_cast<unsigned long long>(total(counts.relayed)),
+                static_cast<unsigned long long>(counts.batches));
   }
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   std::printf("%d ranks, %d names: %.1f ms of virtual time; simulated in %.1f s, %llu events, %.0f MB\n",
-              hosts * local_size, names, static_cast<double>(simulation.virtual_ns()) * 1e-6, took.count(),
-              static_cast<unsigned long long>(simulation.events()), static_cast<double>(usage.ru_maxrss) * 1e-3);
+              hosts * local_size, names, static_cast<double>(simulation.queue().now_ns()) * 1e-6, took.count(),
+              static_cast<unsigned long long>(simulation.queue().happened()),
+              static_cast<double>(usage.ru_maxrss) * 1e-3);
   if (!problem.empty()) std::fprintf(stderr, "%s\n", problem.c_str());
   return problem.empty() ? 0 : 1;
 }

@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "simulated_allreduce.h"
+#include "simulate/simulated_allreduce.h"
 
 namespace {
 

@@ -21,7 +21,7 @@
 namespace hvd {
 
 // One call of a rank. Calls may share their texts: there may be millions of them.
-struct PlainCall final : Contribution {
+struct PlainCall : Contribution {
   using Text = std::shared_ptr<const std::string>;
   int32_t set = 0;
   Text key;   // what it is submitted under
@@ -68,10 +68,14 @@ class PlainWorld {
     for (const int rank : members) member(rank).add_set(set);
     for (const auto& host : hosts_) host->leader->add_set(set, members);
   }
-  void submit(int rank, const std::shared_ptr<PlainCall>& call) {
+  // `known`: where its entry was found the last time, and is kept for the next.
+  void submit(int rank, const std::shared_ptr<PlainCall>& call, EntryRef* known = nullptr) {
     bool begun = false;
     Member& mine = member(rank);
-    announce(rank, mine.submit(mine.find_or_add(call->set, *call->key), call, &begun));
+    const bool is_known = known != nullptr && mine.knows(*known);
+    const EntryRef entry = is_known ? *known : mine.find_or_add(call->set, *call->key);
+    if (known != nullptr) *known = entry;
+    announce(rank, mine.submit(entry, call, &begun));
   }
   void join(int rank) { announce(rank, member(rank).join(std::make_shared<PlainCall>())); }
   void finish(int rank, const ContributionPtr& call) {

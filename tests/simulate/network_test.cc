@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "check.h"
-#include "simulated_allreduce.h"
+#include "simulate/simulated_allreduce.h"
 
 using namespace hvd;
 

@@ -85,6 +85,7 @@ WHERE: list[tuple[str, str, str]] = [
     ("docs/forecast.md", "horovodrun -np 2 -H", "tests/cluster/test_forecast.py"),
     ("docs/forecast.md", "horovodrun ", "tests/processes/test_profile.py"),
     ("docs/forecast.md", "python -m horovod.simulate forecast", "tests/unit/test_forecast.py"),
+    ("docs/scale.md", "python -m horovod.simulate run", "tests/unit/test_simulate_run.py"),
     ("docs/forecast.md", "python -m horovod.simulate published", "tests/unit/test_published.py"),
 ]
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from horovod.core.wording import counted
-from horovod.simulate import published, report
+from horovod.simulate import published, report, run
 from horovod.simulate.costs import INSIDE_BYTES_PER_S
 from horovod.simulate.errors import InputError
 from horovod.simulate.forecast import Job, forecast
@@ -24,6 +24,7 @@ __all__ = ["main", "parser"]
 
 _HOSTS = (1, 2, 4, 8, 16, 32, 64)
 _MOST_HOSTS = 100_000
+_MOST_BYTES = 1 << 40
 
 
 def parser() -> argparse.ArgumentParser:
@@ -54,15 +55,49 @@ def parser() -> argparse.ArgumentParser:
     )
     add.add_argument("--html", metavar="FILE", help="write a page with pictures, which needs no other file")
     show = commands.add_parser("published", help="the model beside published results: all errors, the bad ones too")
+    _add_run(commands.add_parser("run", help="a whole job in one process and in virtual time, with faults"))
     for command in (add, show):
         command.add_argument("--json", action="store_true", help="write JSON to standard output")
     return top
 
 
+def _add_run(add: argparse.ArgumentParser) -> None:
+    add.add_argument("--hosts", type=_count, required=True, metavar="N", help="simulated hosts")
+    add.add_argument("--ranks", type=_count, default=8, metavar="N", help="ranks of each host (8)")
+    what = add.add_mutually_exclusive_group()
+    what.add_argument("--names", type=_count, default=161, metavar="N", help="tensors of a step (161)")
+    what.add_argument("--profile", metavar="FILE", help="tensors and their times, as horovodrun --profile has written")
+    add.add_argument("--bytes", type=_bytes, default=635_000, metavar="N", help="bytes of each of --names (635000)")
+    add.add_argument("--steps", type=_count, default=2, metavar="N", help="steps; the first one has no known names (2)")
+    add.add_argument("--shuffled", action="store_true", help="each rank has an order and a pace of its own")
+    add.add_argument("--seed", type=_count, default=1, metavar="N", help="chooses every chance: one seed, one run (1)")
+    add.add_argument("--seeds", type=_count, default=1, metavar="N", help="run this many seeds, from --seed on (1)")
+    add.add_argument(
+        "--fault",
+        action="append",
+        default=[],
+        metavar="KIND:TARGET:AMOUNT@STEP",
+        help=f"what befalls the job, may be repeated: {', '.join(run.KINDS)}",
+    )
+    network = add.add_mutually_exclusive_group()
+    network.add_argument("--link", metavar="LINK", help=f"the network between hosts: {', '.join(PRESETS)}, or a file")
+    network.add_argument("--gbit", type=_above_0, default=10.0, metavar="N", help="in place of --link: its rate (10)")
+    add.add_argument("--latency-us", type=_above_0, default=30.0, metavar="US", help="of a message, with --gbit (30)")
+    add.add_argument(
+        "--message-us", type=_above_0, default=3.0, metavar="US", help="processor time of a message at either end (3)"
+    )
+    add.add_argument("--json", metavar="FILE", help="write all counts")
+    add.add_argument("--trace", metavar="FILE", help="of up to 64 ranks, what each did when, for Perfetto")
+    add.add_argument("--plant", type=int, default=0, help=argparse.SUPPRESS)  # a defect, for tests of the checks
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 1 if a file cannot be read or written, or does not fit the arguments."""
+    """Returns the exit code: 1 if a file cannot be read or written, or does not fit the arguments, or a run failed."""
     options = parser().parse_args(arguments)
+    options.given = sys.argv[1:] if arguments is None else arguments
     try:
+        if options.command == "run":
+            return _run(options)
         print(_published(options) if options.command == "published" else _forecast(options), flush=True)
     except BrokenPipeError:  # the reader takes only the beginning, as `head` does
         return 0
@@ -78,6 +113,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _published(options: argparse.Namespace) -> str:
     checks = published.checked()
     return json.dumps(published.as_json(checks), indent=1) if options.json else published.as_text(checks)
+
+
+def _run(options: argparse.Namespace) -> int:
+    found, went_well = run.simulate(options)
+    spans = found["run"].pop("spans", [])
+    if options.trace is not None:
+        write_whole(options.trace, json.dumps(run.trace_of(spans, options.ranks)))
+    if options.json is not None:
+        write_whole(options.json, json.dumps(found, indent=1))
+    print(run.as_text(found), flush=True)
+    return 0 if went_well else 1
 
 
 def _forecast(options: argparse.Namespace) -> str:
@@ -142,6 +188,12 @@ def _above_0(text: str) -> float:
 def _count(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) <= _MOST_HOSTS:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a number from 1 to {_MOST_HOSTS}")
+    return int(text)
+
+
+def _bytes(text: str) -> int:
+    if not text.isdecimal() or not 4 <= int(text) <= _MOST_BYTES:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number from 4 to {_MOST_BYTES}")
     return int(text)
 
 

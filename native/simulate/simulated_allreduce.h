@@ -57,7 +57,7 @@ inline Taken allreduce(Way way, int hosts, size_t bytes, LinkModel model, int gr
   taken.events = network.events();
   return taken;
 }
-// What the link alone needs.
+// Time that the link alone needs.
 inline double bound_ms(int hosts, size_t bytes, const LinkModel& model) {
   return 2.0 * (hosts - 1) / hosts * static_cast<double>(bytes) / model.bytes_per_ns * 1e-6;
 }

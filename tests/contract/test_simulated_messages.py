@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A simulated job sends as many messages as a real one: 4 ranks on 2 hosts, a first step and a steady one."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+from support.world import WorldPool
+
+from horovod.simulate.__main__ import main
+
+NAMES = 12
+
+
+def test_a_simulated_job_sends_the_messages_of_a_real_one(
+    worlds: WorldPool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run() -> list[tuple[int, int]]:
+        import time
+
+        import numpy as np
+
+        import horovod.core as hvd
+
+        hvd.init()
+
+        def step(names: list[str]) -> int:
+            """How many messages this host's leader has sent and taken in it."""
+            before = hvd.statistics()["control_messages"]
+            handles = [hvd.allreduce_async(np.ones(6, np.float32), name=name, op=hvd.Sum) for name in names]
+            for handle in handles:
+                hvd.synchronize(handle)
+            time.sleep(0.02)  # the other host's ranks are not in the next step yet
+            return int(hvd.statistics()["control_messages"] - before)
+
+        counts = []
+        for number in range(20):
+            names = [f"step {number}, name {name}" for name in range(12)]
+            counts.append((step(names), step(names)))
+        return counts
+
+    (counts, *_) = worlds(4, {"HOROVOD_TRANSPORT": "2+2"}).run(run)
+    path = tmp_path / "run.json"
+    line = ["run", "--hosts", "2", "--ranks", "2", "--names", str(NAMES), "--bytes", "24", "--json", str(path)]
+    assert main(line) == 0, capsys.readouterr().err
+    first, steady = json.loads(path.read_text())["run"]["steps"]
+    simulated = [sum(step["up"].values()) + sum(step["down"].values()) for step in (first, steady)]
+    # On a busy machine a rank may be late, and what would go as one message goes as two.
+    usual = [statistics.mode(count[place] for count in counts) for place in (0, 1)]
+    assert usual == simulated == [2 * NAMES, 2], counts
