@@ -33,9 +33,9 @@ class ControlLinks final : public Uplink {
   void end_batch() override;
   void send_to_all(FrameKind kind, std::string_view payload);
 
-  // Blocks until all that belongs to the next batch has left, or `interrupted()`. Rank 0, or a relay, may block in a batch only when
-  // the others can know of it. Records after the batch's CLOSE may wait, because the others may be in the batch by now
-  // and read nothing.
+  // Blocks until all that belongs to the next batch has left, or `interrupted()`. Rank 0, or a relay, may block in a
+  // batch only when the others can know of it. Records after the batch's CLOSE may wait, because the others may be in
+  // the batch by now and read nothing.
   void hand_out_batch(const std::function<bool()>& interrupted);
   // Blocks for a moment at most, until something can be read. False: there is no open link.
   bool wait_to_read(int timeout_ms);

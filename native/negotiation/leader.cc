@@ -16,6 +16,14 @@ Status unreadable_from(int from, int to, const std::string& what, size_t bytes) 
           from};
 }
 
+static Status unknown_entry(int leader) {
+  const std::string name = "rank " + std::to_string(leader);
+  return {HVD_RANK_LOST,
+          "a rank of " + name + "'s host counted an operation as complete that " + name +
+              " does not know\nhint: install the same version of Horovod for all ranks",
+          leader};
+}
+
 Leader::Leader(const HostMap& map, LeaderSettings settings, LeaderPorts ports)
     : map_(map),
       settings_(settings),
@@ -177,7 +185,7 @@ Status Leader::say_pending() {
   if (relay_.has_value()) {
     Relay::Answers answers;
     for (const HostReady& entry : ready) {
-      if (!relay_->host_ready(0, entry, &answers)) return unknown_entry();
+      if (!relay_->host_ready(0, entry, &answers)) return unknown_entry(map_.rank);
     }
     send_answers(answers);
     return {};
@@ -188,17 +196,10 @@ Status Leader::say_pending() {
   }
   Effects effects;
   for (const HostReady& entry : ready) {
-    if (!coordinator_->host_ready(0, entry.id, now_seconds(), &effects, entry.last_rank)) return unknown_entry();
+    if (!coordinator_->host_ready(0, entry.id, now_seconds(), &effects, entry.last_rank))
+      return unknown_entry(map_.rank);
   }
   return spread(std::move(effects));
-}
-
-Status Leader::unknown_entry() const {
-  const std::string leader = "rank " + std::to_string(map_.rank);
-  return {HVD_RANK_LOST,
-          "a rank of " + leader + "'s host counted an operation as complete that " + leader +
-              " does not know\nhint: install the same version of Horovod for all ranks",
-          map_.rank};
 }
 
 // False: the frame makes no sense, coming from this group: without a tree, from this host.
@@ -280,7 +281,7 @@ bool Leader::obey(FrameKind kind, const std::string& payload, Status* outcome) {
     if (!parse_records(payload, map_.world_size(), &decisions)) return false;
     if (relay_.has_value()) {
       for (const Decision& decision : decisions) relay_->note(decision);
-      send_to_group(kind, payload);
+      for (const int host : map_.tree.below(map_.host)) uplink_.send(host, kind, payload);
       uplink_.end_batch();  // as rank 0: it ends with a CLOSE
     }
     *outcome = log_.apply(decisions, &*merger_);

@@ -13,7 +13,7 @@
 // function returns ends the generation. A plain value apart from its ports: the model checks copy it.
 //
 // Parts: LogWriter, RequestMerger, Relay, Pending, StallFacts. Files: leader.cc (frames and when to speak), spread.cc
-// (decisions, recalls, names that go), group.cc (a relay's hosts).
+// (decisions, recalls, names that go), relay/group.cc (a relay's hosts).
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@
 #include "negotiation/log_writer.h"
 #include "negotiation/pending.h"
 #include "negotiation/ports.h"
-#include "negotiation/relay.h"
+#include "negotiation/relay/relay.h"
 #include "negotiation/request_merger.h"
 #include "negotiation/waiting.h"
 #include "platform/status.h"
@@ -98,7 +98,6 @@ class Leader {
   bool coordinates() const { return coordinator_.has_value(); }
   double now_seconds() const { return static_cast<double>(clock_.now_ns()) * 1e-9; }
   void send_up(FrameKind kind, const std::string& payload) { uplink_.send(map_.above(), kind, payload); }
-  Status unknown_entry() const;
 
   bool is_sound_from(int rank, FrameKind kind, const std::string& payload, RequestFrame* request) const;
   void send_requests(const std::vector<RequestFrame>& requests);
@@ -115,11 +114,9 @@ class Leader {
   void spread_questions(Effects* effects);
   Status answer_recall(uint32_t id, Effects* effects);
 
-  // group.cc
+  // relay/group.cc
   bool take_from_group(int host, FrameKind kind, const std::string& payload);
-  bool take_ranks_of_group(int host, FrameKind kind, const std::string& payload);
   bool take_ids_of_group(int host, FrameKind kind, const std::string& payload);
-  void send_to_group(FrameKind kind, const std::string& payload);
   bool ask_group_to_recall(uint32_t id, const std::string& payload, Status* outcome);
   bool ask_group_to_retire(const std::vector<uint32_t>& ids);
   void send_answers(const Relay::Answers& answers);

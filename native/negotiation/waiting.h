@@ -29,7 +29,8 @@ class StallFacts {
   // `late_ms`: what has been waited for so long is told to rank 0 unasked; 0: nothing is.
   StallFacts(const HostMap& map, uint64_t late_ms, Board& board, Uplink& uplink, Clock& clock);
 
-  // Another host's leader tells rank 0. tell_if_late: at each tick, and when a relay passes on what it was told unasked.
+  // Another host's leader tells rank 0: at each tick what is late, and on a relay what it was told unasked; all
+  // when it is asked.
   void tell_if_late(size_t ids);
   void answer(size_t ids);
   // A relay takes a word of another host of its group. False: it makes no sense, coming from this host.
@@ -68,7 +69,7 @@ class StallFacts {
   Uplink& uplink_;
   Clock& clock_;
 
-  // The last words of the others, and whose answer is yet to come: on rank 0 by group, on a relay by host of its group.
+  // The last words of the others, and whose answer is yet to come: on rank 0 by group, on a relay by host.
   std::vector<WhoWaits> waiting_there_;
   std::vector<bool> asked_who_waits_;
   uint64_t asked_ns_ = 0;  // a relay

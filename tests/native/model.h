@@ -26,8 +26,7 @@ class Checker {
 
   Checker(const std::vector<int>& host_of_rank, NameLimits limits, int star_hosts = ControlTree::kStarHosts)
       : topology_(host_of_rank), limits_(limits), hosts_(static_cast<size_t>(topology_.hosts())) {
-    for (int r = 0; r < topology_.size(); ++r)
-      ranks_.push_back(std::make_unique<Ports>(*this, topology_, r, star_hosts));
+    for (int r = 0; r < topology_.size(); ++r) ranks_.emplace_back(new Ports(*this, topology_, r, star_hosts));
   }
   virtual ~Checker() = default;
   Checker(const Checker&) = delete;
@@ -307,10 +306,9 @@ class Checker {
       step_leader(std::move(next), host);
     }
     for (int other = 0; other < static_cast<int>(hosts_); ++other) {
-      const HostMap& map = ranks_[static_cast<size_t>(topology_.leader_of(host))]->map;
-      const bool is_below = other != host && map.tree.above(other) == host;
-      if (!is_below && (host == 0 || map.above() != other)) continue;
-      if ((is_below ? at(world.up, other) : at(world.down, host)).empty()) continue;
+      const ControlTree& tree = ranks_.front()->map.tree;
+      const bool is_below = tree.above(other) == host, is_linked = is_below || tree.above(host) == other;
+      if (other == host || !is_linked || (is_below ? at(world.up, other) : at(world.down, host)).empty()) continue;
       W next = world;
       auto& taken = is_below ? at(next.up, other) : at(next.down, host);
       at(next.leading, host) = {LeaderCall::Kind::kLink, static_cast<uint32_t>(other), taken.front()};
@@ -474,8 +472,7 @@ class Checker {
     ModelUplink(Checker& of, const HostMap& its_map) : checker(of), map(its_map) {}
     void send(int host, FrameKind kind, std::string_view payload) override {
       checker.replay_->operate(false, [&] {
-        const bool is_below = map.tree.above(host) == map.host;
-        auto& queue = is_below ? at(checker.world_->down, host) : at(checker.world_->up, map.host);
+        auto& queue = host == map.above() ? at(checker.world_->up, map.host) : at(checker.world_->down, host);
         queue.push_back({kind, std::string(payload)});
         return Result{};
       });

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The tree of leaders: who speaks with whom, what a relay makes of its hosts' words, and a world with one.
-#include "negotiation/relay.h"
+#include "negotiation/relay/relay.h"
 
 #include <set>
 

@@ -17,7 +17,7 @@ WALL = "the wall"  # c_api.cc and what stands beside it
 HEADER = "horovod"  # include/horovod/horovod.h
 # What a folder may include of ours, besides itself.
 INCLUDES = {
-    WALL: {"engine", "communicators", "reduction", "platform", HEADER},
+    WALL: {"engine", "communicators", "world", "reduction", "platform", HEADER},
     "engine": {
         "host",
         "wakeup",

@@ -52,7 +52,7 @@ _log = logging.getLogger("horovod")
 _PROCESS = os.urandom(8).hex()
 _TOLD_AS_THEY_ARE = (
     *("fusion_threshold_bytes", "host_group_size", "replica_check_steps", "replica_check_whole"),
-    *("dynamic_process_sets", "relays_above_hosts"),
+    "dynamic_process_sets",
 )
 _alone_generations = itertools.count()
 
@@ -425,6 +425,7 @@ class _Start:
                 "on_gpus": self.settings.on_gpus,
                 "pretend_hosts": ",".join(map(str, self.settings.pretend_hosts)),
                 "profile": self.settings.profile or "none",
+                "relays_above_hosts": self.settings.relays_above_hosts,
                 **{name: getattr(self.settings, name) for name in _TOLD_AS_THEY_ARE},
                 "process_sets": recorded(self.process_sets),
             },
@@ -451,12 +452,9 @@ class _Start:
         return name, peers
 
     def _link(self, digest: Digest, peers: set[int]) -> None:
-        leaders = digest.topology.leaders
         wanted: links.Wanted = {peer: list(links.DATA_LINKS) for peer in peers}
-        above_hosts = self.settings.relays_above_hosts
-        others = communicators.control_peers(digest.topology.host_of_rank, self.rank, above_hosts)
-        for peer in others:
-            wanted.setdefault(peer, []).extend(links.LEADER_LINKS)
+        others = communicators.control_peers(digest.topology.host_of_rank, self.rank, self.settings.relays_above_hosts)
+        wanted |= {peer: wanted.get(peer, []) + links.LEADER_LINKS for peer in others}
         problem = None
         if not wanted and self.mesh is not None:
             self.mesh.close()
@@ -468,7 +466,7 @@ class _Start:
                 self.mesh.open(wanted, self.opener)
             except OSError as error:
                 problem = f"rank {self.rank}: {error}"
-        if len(leaders) > 1:
+        if len(digest.topology.leaders) > 1:
             outcome = self._link_leaders(digest, others, problem) if others else self._hear("its leader")
             problem = outcome["problem"]
         if problem is not None:

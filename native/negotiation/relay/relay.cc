@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "negotiation/relay.h"
+#include "negotiation/relay/relay.h"
 
 #include <algorithm>
 

@@ -8,14 +8,37 @@
 
 namespace hvd {
 
+// The rank that sends a frame about itself alone; negative: the frame makes no sense.
+static int sender_of(FrameKind kind, const std::string& payload, int world_size) {
+  int rank = -1;
+  if (RefuseFrame refusal; kind == FrameKind::kRefuse)
+    return parse_refuse(payload, world_size, &refusal) ? refusal.rank : -1;
+  if (JoinFrame join; kind == FrameKind::kJoin) return parse_join(payload, world_size, &join) ? join.rank : -1;
+  return parse_leave(payload, world_size, &rank) ? rank : -1;
+}
+
 // False: the frame makes no sense, coming from this host.
 bool Leader::take_from_group(int host, FrameKind kind, const std::string& payload) {
+  const auto lives_there = [&](int rank) { return rank >= 0 && map_.host_of(rank) == host; };
+  RequestFrame request;
   switch (kind) {
     case FrameKind::kRequest:
+      if (!parse_request(payload, map_.world_size(), &request)) return false;
+      if (!std::ranges::all_of(request.ranks, [&](const Requester& from) { return lives_there(from.rank); }))
+        return false;
+      if (is_receive(request.descriptor)) {
+        send_word_of(request.ranks.front().rank, kind, payload);
+      } else {
+        send_requests(merger_->ask(std::move(request), clock_.now_ns()));
+      }
+      return true;
     case FrameKind::kRefuse:
     case FrameKind::kJoin:
-    case FrameKind::kLeave:
-      return take_ranks_of_group(host, kind, payload);
+    case FrameKind::kLeave: {
+      const int rank = sender_of(kind, payload, map_.world_size());
+      if (lives_there(rank)) send_word_of(rank, kind, payload);
+      return lives_there(rank);
+    }
     case FrameKind::kHostReady:
     case FrameKind::kRecalled:
     case FrameKind::kMayRetire:
@@ -27,33 +50,6 @@ bool Leader::take_from_group(int host, FrameKind kind, const std::string& payloa
     default:
       return false;
   }
-}
-
-// Frames of the host's ranks.
-bool Leader::take_ranks_of_group(int host, FrameKind kind, const std::string& payload) {
-  const int world_size = map_.world_size();
-  const auto lives_there = [&](int rank) { return map_.host_of(rank) == host; };
-  int rank = -1;
-  if (RequestFrame request; kind == FrameKind::kRequest) {
-    const auto is_of_host = [&](const Requester& from) { return lives_there(from.rank); };
-    if (!parse_request(payload, world_size, &request) || !std::ranges::all_of(request.ranks, is_of_host)) return false;
-    if (!is_receive(request.descriptor)) {
-      send_requests(merger_->ask(std::move(request), clock_.now_ns()));
-      return true;
-    }
-    rank = request.ranks.front().rank;
-  } else if (RefuseFrame refusal; kind == FrameKind::kRefuse) {
-    if (!parse_refuse(payload, world_size, &refusal)) return false;
-    rank = refusal.rank;
-  } else if (JoinFrame join; kind == FrameKind::kJoin) {
-    if (!parse_join(payload, world_size, &join)) return false;
-    rank = join.rank;
-  } else if (!parse_leave(payload, world_size, &rank)) {
-    return false;
-  }
-  if (!lives_there(rank)) return false;
-  send_word_of(rank, kind, payload);
-  return true;
 }
 
 // Frames of the host's leader about entries.
@@ -78,10 +74,6 @@ bool Leader::take_ids_of_group(int host, FrameKind kind, const std::string& payl
   }
   if (is_sound) send_answers(answers);
   return is_sound;
-}
-
-void Leader::send_to_group(FrameKind kind, const std::string& payload) {
-  for (const int host : map_.tree.below(map_.host)) uplink_.send(host, kind, payload);
 }
 
 bool Leader::ask_group_to_recall(uint32_t id, const std::string& payload, Status* outcome) {
