@@ -93,6 +93,13 @@ inline BetweenHosts between_hosts(size_t bytes, int hosts, int wanted) {
   return {in_groups, in_groups ? hosts / groups : hosts};
 }
 
+// A batch closes at so many bytes. Among many hosts each one takes some messages, at rank 0, too: 102 MB over 10 Gbit/s
+// took 15% longer in batches of 1 MiB than of 4 MiB among 1,024 hosts, 6% among 256. The last one begins later, though.
+inline uint64_t close_bytes(int hosts) {
+  constexpr uint64_t kLeast = uint64_t{1} << 20, kMost = uint64_t{16} << 20, kForHost = 4096;
+  return std::clamp(static_cast<uint64_t>(hosts) * kForHost, kLeast, kMost);
+}
+
 // Over several hosts with several members on some of them (communicators/hierarchical/). Below this size, waits inside
 // a host cost more than what pieces save.
 inline bool goes_in_pieces(size_t bytes) {
