@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How long the shipped allreduce between hosts takes over a simulated network: simulated [hosts bytes [Gbit/s [latency
-// in us [us of a processor for a message [least hosts of a group [batches]]]]]]; without arguments, tables: of both ways
-// and without groups, and of 102 MB of gradients in batches. All hosts share the memory of the tensors.
+// in us [us of a processor for a message [least hosts of a group [batches]]]]]]. Without arguments, tables: of both
+// ways and without groups, and of 102 MB of gradients in batches. All hosts share the memory of the tensors.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>

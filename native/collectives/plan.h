@@ -69,8 +69,8 @@ inline int64_t direct_chunk_elements(int64_t count, size_t element_bytes, int sh
 }
 
 // Groups of hosts (levels.h). A direct exchange among all hosts is two messages to each of them; in groups of about
-// sqrt(hosts), a host has about 2 sqrt(hosts) peers. `wanted`: the least hosts of a group, a setting; 0: as is good. The
-// sizes of two groups differ by one at most.
+// sqrt(hosts), a host has about 2 sqrt(hosts) peers. `wanted`: the least hosts of a group, a setting; 0: as is good.
+// The sizes of two groups differ by one at most.
 inline int host_groups(int hosts, int wanted) {
   constexpr int kManyHosts = 16;
   if (wanted == 0 && hosts <= kManyHosts) return 1;
