@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Grid: the members of a mesh in groups, one after the other, of sizes that differ by one at most (step 7). A group is a
-// *row*. The members at one place in their groups are a *column*; there are as many columns as the smallest group has
+// Grid: the members of a mesh in groups, one after the other, of sizes that differ by one at most (step 7). A group is
+// a *row*. The members at one place in their groups are a *column*; there are as many columns as the smallest group has
 // members. In a larger group the last member is in no column.
 //
 // Immutable; use it from any thread.
@@ -23,8 +23,8 @@ class Grid {
   int place_of(int member) const { return member - row_begin(group_of(member)); }
   int at(int group, int place) const { return row_begin(group) + place; }
 
-  // If each member gets from every other group what that one has in all its members: the member of `group` that sends it
-  // to `member`. It has the same place there, or some other if the group is smaller.
+  // If each member gets from every other group what that one has in all its members: the member of `group` that sends
+  // it to `member`. It has the same place there, or some other if the group is smaller.
   int speaker(int group, int member) const {
     const int place = place_of(member);
     return at(group, place < row_size(group) ? place : group_of(member) % row_size(group));

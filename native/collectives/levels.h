@@ -8,7 +8,8 @@
 //
 // Prescale multiplies each value first; postscale and divisor are one multiplication at the very end. Halves accumulate
 // in float32 and round once at each level. If there is one host, or one member on each, hosts are not a level; nor are
-// groups if there is one. Integers and bool have one level always: their arithmetic is exact, or wraps, so levels could not show but in an Average.
+// groups if there is one. Integers and bool have one level always: their arithmetic is exact, or wraps, so levels could
+// not show but in an Average.
 #pragma once
 
 #include <cstddef>

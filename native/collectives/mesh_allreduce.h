@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Allreduce over a Mesh (step 7): two algorithms, both the same fold (levels.h), each over a grid of the members (grid.h)
-// whose rows are the groups of the fold. If there is one row, the steps in columns are none.
+// Allreduce over a Mesh (step 7): two algorithms, both the same fold (levels.h), each over a grid of the members
+// (grid.h) whose rows are the groups of the fold. If there is one row, the steps in columns are none.
 //
 // gathered  small: each member sends its whole input to all others of its row and folds; then the same in columns. One
 //           message's latency, or two.
@@ -10,10 +10,11 @@
 //           the result straight back to its row. These are the bytes of a ring, without its order of summation. Chunk k
 //           travels on link k mod links, both ways.
 //
-// A member does its steps in one order, that of all members: the shares of the first `ahead` chunks, then by turns chunk
-// i through the column and back to the row, and the shares of chunk i + ahead. It expects what a step waits for before
-// it waits. A step waits only for steps of others that stand before it in this order, so by induction nothing waits in a
-// circle, on any link or in turns (mesh.h). In pieces, a piece is a chunk, and a share waits for its offer, too.
+// A member does its steps in one order, that of all members: the shares of the first `ahead` chunks, then by turns
+// chunk i through the column and back to the row, and the shares of chunk i + ahead. It expects what a step waits for
+// before it waits. A step waits only for steps of others that stand before it in this order, so by induction nothing
+// waits in a circle, on any link or in turns (mesh.h). In pieces, a piece is a chunk, and a share waits for its offer,
+// too.
 #pragma once
 
 #include <memory>

@@ -69,8 +69,8 @@ inline int64_t direct_chunk_elements(int64_t count, size_t element_bytes, int sh
 }
 
 // Groups of hosts (levels.h). A direct exchange among all hosts is two messages to each of them; in groups of about
-// sqrt(hosts), a host has about 2 sqrt(hosts) peers. `wanted`: the least hosts of a group, a setting; 0: as is good. The
-// sizes of two groups differ by one at most.
+// sqrt(hosts), a host has about 2 sqrt(hosts) peers. `wanted`: the least hosts of a group, a setting; 0: as is good.
+// The sizes of two groups differ by one at most.
 inline int host_groups(int hosts, int wanted) {
   constexpr int kManyHosts = 16;
   if (wanted == 0 && hosts <= kManyHosts) return 1;
@@ -91,6 +91,13 @@ inline BetweenHosts between_hosts(size_t bytes, int hosts, int wanted) {
   const int groups = host_groups(hosts, wanted);
   const bool in_groups = groups > 1 && (wanted > 0 || bytes / static_cast<size_t>(hosts) < limit);
   return {in_groups, in_groups ? hosts / groups : hosts};
+}
+
+// A batch closes at so many bytes. Among many hosts each one takes some messages, at rank 0, too: 102 MB over 10 Gbit/s
+// took 15% longer in batches of 1 MiB than of 4 MiB among 1,024 hosts, 6% among 256. The last one begins later, though.
+inline uint64_t close_bytes(int hosts) {
+  constexpr uint64_t kLeast = uint64_t{1} << 20, kMost = uint64_t{16} << 20, kForHost = 4096;
+  return std::clamp(static_cast<uint64_t>(hosts) * kForHost, kLeast, kMost);
 }
 
 // Over several hosts with several members on some of them (communicators/hierarchical/). Below this size, waits inside

@@ -8,6 +8,7 @@
 #include <system_error>
 #include <utility>
 
+#include "collectives/plan.h"
 #include "communicators/registry.h"
 #include "engine/engine.h"
 #include "engine/share_memory.h"
@@ -30,6 +31,7 @@ Engine::Engine(EngineOptions options)
   for (int r = 0; r < map_.world_size(); ++r) world_->ranks.push_back(r);
   world_->member = map_.rank;
   world_->topology = topology_;
+  if (options_.settings.close_bytes == 0) options_.settings.close_bytes = plan::close_bytes(map_.hosts());
 }
 
 Status Engine::start(EngineOptions options, std::unique_ptr<Engine>* out) {

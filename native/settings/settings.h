@@ -20,7 +20,7 @@ struct EngineSettings {
   bool groups_apart = false;                // a grouped request is fused with no other
   int engine_cpu = -1;                      // the engine's thread runs there alone; -1: anywhere
   double cycle_time_ms = 1.0;               // a ready tensor that no thread waits for may linger this long for company
-  uint64_t close_bytes = 1u << 20;          // ... unless this much is ready
+  uint64_t close_bytes = 0;                 // ... unless this much is ready; 0: by the number of hosts
   uint32_t cached_names = kMaxCachedNames;  // with the fast way; 0: none
   int relays_above_hosts = 256;             // with more hosts, they speak with rank 0 by relays; chosen
   uint64_t stall_warning_ms = 60000;        // 0: no stall reports

@@ -27,7 +27,8 @@ struct Taken {
   uint64_t messages = 0, bytes = 0;  // that host 0 has sent
   uint64_t events = 0;
 };
-// One after the other, `batches` of so many bytes. `group_hosts`: as the setting; as many as there are hosts: no groups.
+// `batches` of so many bytes, one after the other. `group_hosts`: as the setting; as many as there are hosts mean no
+// groups.
 inline Taken allreduce(Way way, int hosts, size_t bytes, LinkModel model, int group_hosts = 0, int batches = 1) {
   Network network(hosts, model, false);
   std::vector<std::unique_ptr<Mesh>> meshes = SimulatedMesh::join(network, all_of(network));

@@ -5,6 +5,7 @@ four times each."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from typing import Any
@@ -40,8 +41,6 @@ def gradient(rank: int, index: int, shape: tuple[int, ...], dtype: str) -> np.nd
 
 def reduced_digests(run: int, dtype: str, divisor: int) -> tuple[list[bytes], str]:
     """Runs in a rank: the bits of every averaged gradient, and how they were made."""
-    import hashlib
-
     import horovod.torch as hvd
     from horovod.core.context import statistics
 
@@ -61,8 +60,6 @@ def reduced_digests(run: int, dtype: str, divisor: int) -> tuple[list[bytes], st
 
 
 def expected_digests(size: int, dtype: str, divisor: int) -> list[bytes]:
-    import hashlib
-
     digests = []
     for index, shape in enumerate(resnet50_shapes(divisor)):
         inputs = [gradient(rank, index, shape, dtype) for rank in range(size)]
@@ -103,3 +100,19 @@ def test_bits_of_other_dtypes(worlds: WorldPool, dtype: str) -> None:
     for transport in ("shm", "tcp"):
         for digests, how in worlds(3, {"HOROVOD_TRANSPORT": transport}).run(reduced_digests, 0, dtype, 16):
             assert digests == expected, how
+
+
+def test_groups_of_hosts_are_a_level_of_the_fold(worlds: WorldPool) -> None:
+    # Two groups of two hosts: the sums of each are added, and only then both.
+    expected = []
+    for index, shape in enumerate(resnet50_shapes(4)):
+        of_group = [
+            reference.allreduce([gradient(rank, index, shape, "float32") for rank in group], reference.SUM)
+            for group in ((0, 1), (2, 3))
+        ]
+        average = (of_group[0] + of_group[1]) * np.float32(0.25)
+        expected.append(hashlib.sha256(average.tobytes()).digest())
+    assert expected != expected_digests(4, "float32", 4)
+    env = {"HOROVOD_PRETEND_HOSTS": "1,1,1,1", "HOROVOD_HOST_GROUP_SIZE": "2"}
+    for digests, how in worlds(4, env).run(reduced_digests, 0, "float32", 4):
+        assert digests == expected, how

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "members.h"
+#include "transport/steps.h"
 
 namespace {
 
@@ -69,6 +70,20 @@ class Sender {
   std::vector<std::byte> data_;
   TcpMesh mesh_;
 };
+
+// Member 2 of six sends to 3 first, and to 1 last; 1 is the first that it receives from.
+TEST(peers_with_something_pending_are_served_in_order_and_no_others) {
+  hvd::Steps steps(2, 6);
+  for (const int peer : {1, 3, 0}) steps.add_send(peer);
+  for (const int peer : {1, 3, 3}) steps.add_receive(peer);
+  EXPECT((steps.busy() == std::vector<int>{1, 4, 5}));
+  EXPECT(steps.to(1) == 3 && steps.from(1) == 1 && steps.to(4) == 0 && steps.from(4) == 4);
+  EXPECT(steps.to(5) == 1 && steps.from(5) == 3);
+  steps.drop_if([](int step) { return step == 4; });
+  EXPECT((steps.busy() == std::vector<int>{1, 5}));
+  steps.add_send(0);
+  EXPECT((steps.busy() == std::vector<int>{1, 4, 5}));
+}
 
 TEST(two_peers_are_sent_to_at_once_and_the_next_one_when_a_turn_is_over) {
   Sender sender;

@@ -100,6 +100,11 @@ TEST(an_allreduce_between_many_hosts_goes_in_groups_unless_its_shares_are_large)
   EXPECT(!plan::between_hosts(64 * kMi, 3, 2).in_groups);
 }
 
+TEST(batches_grow_with_many_hosts) {
+  EXPECT(plan::close_bytes(1) == 1 * kMi && plan::close_bytes(16) == 1 * kMi && plan::close_bytes(256) == 1 * kMi);
+  EXPECT(plan::close_bytes(1024) == 4 * kMi && plan::close_bytes(12'500) == 16 * kMi);
+}
+
 TEST(a_grid_has_each_member_once_and_full_columns) {
   for (int members = 1; members <= 130; ++members) {
     for (int groups = 1; groups <= members; ++groups) {

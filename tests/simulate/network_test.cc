@@ -143,8 +143,8 @@ TEST(the_direct_exchange_takes_the_links_time_or_that_of_its_messages) {
   }
 }
 
-// Each chunk of 2 (columns - 1 + groups - 1) messages, in whole groups and of uneven ones; the bytes are those of the direct
-// exchange, but for the members that uneven groups have more.
+// Each chunk of 2 (columns - 1 + groups - 1) messages, in equal groups and in uneven ones. The bytes are those of the
+// direct exchange, but for the members that uneven groups have more.
 TEST(groups_of_many_hosts_take_little_more_than_the_link) {
   struct {
     Way way;

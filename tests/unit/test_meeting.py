@@ -149,6 +149,7 @@ def test_no_message_is_too_long_with_each_rank_on_a_host_of_its_own() -> None:
             {0: {"replica_check_steps": 0}},
             "disagree about HOROVOD_REPLICA_CHECK_STEPS: 0 on rank 0, 1 on ranks 1, 2, 3",
         ),
+        ({1: {"host_group_size": 2}}, "disagree about HOROVOD_HOST_GROUP_SIZE: 0 on ranks 0, 2, 3, 2 on rank 1"),
         ({0: {"profile": "p.json"}}, "disagree about HOROVOD_PROFILE: p.json on rank 0, none on ranks 1, 2, 3"),
         ({2: {"version": "0.9"}}, r"the installed version of Horovod: 1.0 on ranks 0, 1, 3, 0.9 on rank 2"),
         ({1: {"local_size": 3}}, r"rank 1 says it is local rank 1 of 3, but on host 'node0000' it is 1 of 2"),

@@ -37,7 +37,7 @@ from horovod.world.channel import AuthenticationError, ChannelError, Unreachable
 from horovod.world.data_links import DataLinkOpener
 from horovod.world.launchers.job import LaunchedJob, join
 from horovod.world.links import Link
-from horovod.world.meeting import OUTCOME, Digest, Meeting, check_record, read_digest, refusal
+from horovod.world.meeting import OUTCOME, TOLD_AS_THEY_ARE, Digest, Meeting, check_record, read_digest, refusal
 from horovod.world.network import address_towards, interface_address
 from horovod.world.rendezvous import RankGone, Rendezvous
 from horovod.world.secret import read_secret
@@ -50,10 +50,6 @@ __all__ = ["Assignment", "connect", "record_gone"]
 _log = logging.getLogger("horovod")
 
 _PROCESS = os.urandom(8).hex()
-_TOLD_AS_THEY_ARE = (
-    *("fusion_threshold_bytes", "host_group_size", "replica_check_steps", "replica_check_whole"),
-    "dynamic_process_sets",
-)
 _alone_generations = itertools.count()
 
 
@@ -425,8 +421,7 @@ class _Start:
                 "on_gpus": self.settings.on_gpus,
                 "pretend_hosts": ",".join(map(str, self.settings.pretend_hosts)),
                 "profile": self.settings.profile or "none",
-                "relays_above_hosts": self.settings.relays_above_hosts,
-                **{name: getattr(self.settings, name) for name in _TOLD_AS_THEY_ARE},
+                **{name: getattr(self.settings, name) for name in TOLD_AS_THEY_ARE},
                 "process_sets": recorded(self.process_sets),
             },
         }

@@ -26,7 +26,7 @@ from horovod.world.agreed_sets import Places, agreed, check_places
 from horovod.world.rendezvous import Rendezvous
 from horovod.world.topology import Identity, Topology, hosts_of, places_of, ranks_text
 
-__all__ = ["Digest", "Meeting", "check_record", "read_digest", "refusal"]
+__all__ = ["TOLD_AS_THEY_ARE", "Digest", "Meeting", "check_record", "read_digest", "refusal"]
 
 # Settings that must be equal on all ranks: (keyword, how the user spells it).
 _EQUAL_SETTINGS = (
@@ -49,11 +49,14 @@ Fields = dict[str, tuple[type, ...]]
 _TEXT, _NUMBER, _LIST, _TEXT_OR_NONE = (str,), (int,), (list,), (str, type(None))
 WHEREABOUTS: Fields = {**dict.fromkeys(("hostname", "machine"), _TEXT), "reached": _LIST}
 LEADER: Fields = {"rank": _NUMBER, "local_address": _TEXT_OR_NONE, "problem": _TEXT_OR_NONE}
+TOLD_AS_THEY_ARE = (  # by their keywords
+    *("fusion_threshold_bytes", "host_group_size", "replica_check_steps", "replica_check_whole"),
+    *("dynamic_process_sets", "relays_above_hosts"),
+)
 SETTINGS: Fields = {
     **dict.fromkeys(("transport", "on_gpus", "pretend_hosts", "profile", "version"), _TEXT),
     "process_sets": _LIST,
-    **dict.fromkeys(("fusion_threshold_bytes", "host_group_size", "size", "replica_check_steps"), _NUMBER),
-    **dict.fromkeys(("replica_check_whole", "dynamic_process_sets", "relays_above_hosts"), _NUMBER),
+    **dict.fromkeys(("size", *TOLD_AS_THEY_ARE), _NUMBER),
 }
 PLACE: Fields = {
     **dict.fromkeys(("rank", "local_rank", "local_size", "port"), _NUMBER),
