@@ -87,7 +87,7 @@ void StallFacts::tell_of_group() {
   size_t ranks = 0;
   for (const Waiting& waiting : all.entries) ranks += waiting.ranks.size();
   if (ranks > kMostRanksTold) {
-    std::ranges::stable_sort(all.entries, std::greater(), &Waiting::waited_ms);
+    std::ranges::sort(all.entries, std::greater(), &Waiting::waited_ms);
     for (; ranks > kMostRanksTold; all.entries.pop_back()) ranks -= all.entries.back().ranks.size();
   }
   send_up(FrameKind::kWaiting, waiting_payload(all));
