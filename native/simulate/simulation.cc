@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "collectives/plan.h"
+
 namespace hvd {
 
 namespace {
@@ -35,7 +37,8 @@ Simulation::Simulation(Program program)
     : program_(std::move(program)),
       queue_(program_.seed),
       texts_(program_.names),
-      world_(program_.host_of_rank(), {}, *this, kSlots, program_.star_hosts),
+      world_(program_.host_of_rank(), {.close_bytes = plan::close_bytes(program_.hosts)}, *this, kSlots,
+             program_.star_hosts),
       control_(queue_, program_.control, program_.hosts),
       liveness_(queue_, world_.topology(), tree(), program_.control),
       batch_times_({program_.hosts, program_.ranks_per_host, program_.link, program_.fusion_bytes}),

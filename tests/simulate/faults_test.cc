@@ -28,8 +28,10 @@ struct Befallen {
   uint64_t told_after_ns = 0;
   size_t done = 0, failed_calls = 0;
 };
-Befallen befallen(const char* kind, int target, double amount, uint64_t seed = 1, uint64_t event = 0) {
+Befallen befallen(const char* kind, int target, double amount, uint64_t seed = 1, uint64_t event = 0,
+                  int star_hosts = ControlTree::kStarHosts) {
   Program program = job(8, 3, 5, seed);
+  program.star_hosts = star_hosts;
   Befallen found;
   found.planned = program.add_fault(kind, target, 1, event, amount);
   Simulation simulation(std::move(program));
@@ -59,10 +61,12 @@ TEST(every_survivor_of_a_loss_hears_of_the_same_cause_in_time) {
       {"kill-rank", 0, 0, "rank 0 died", 0, 2},          {"kill-host", 2, 0, "host 2 is lost", 5000, 6100},
       {"kill-host", 0, 0, "host 0 is lost", 5000, 6100}, {"freeze", 7, 0, "rank 7 froze", 3000, 3600},
       {"freeze", 6, 0, "rank 6 froze", 5000, 6100},      {"freeze", 0, 0, "rank 0 froze", 5000, 6100},
-      {"freeze", 7, 4000, "rank 7 froze", 3000, 3600},   {"cut", 2, 0, "host 2 is lost", 5000, 6100}};
+      {"freeze", 7, 4000, "rank 7 froze", 3000, 3600},   {"cut", 2, 0, "host 2 is lost", 5000, 6100},
+      {"kill-host", 1, 0, "host 1 is lost", 5000, 6100}, {"kill-rank", 12, 0, "rank 12 died", 0, 2}};
   for (const auto& row : rows) {
-    for (const uint64_t seed : {1, 2, 3}) {
-      const Befallen found = befallen(row.kind, row.target, row.amount, seed);
+    for (const uint64_t seed : {1, 2, 3, 4}) {
+      const int star_hosts = seed < 3 ? 8 : 4;  // a tree: host 1 has 2 and 3 in its group, host 4 has 5 and 6
+      const Befallen found = befallen(row.kind, row.target, row.amount, seed, 0, star_hosts);
       EXPECT(found.planned.ok() && found.problem.empty() && found.cause == row.cause && found.done == 0);
       EXPECT(found.told_after_ns >= row.least_ms * kMs && found.told_after_ns <= row.most_ms * kMs);
       if (!found.problem.empty()) std::printf("       %s: %s\n", row.cause, found.problem.c_str());

@@ -44,6 +44,7 @@ int hvd_simulate_create(const hvd_simulate_options* options, hvd_simulation** si
     out.hosts = options->hosts;
     out.ranks_per_host = options->ranks_per_host;
     out.seed = options->seed;
+    out.star_hosts = options->star_hosts;
     out.keeps_spans = options->spans != 0;
     out.plant = static_cast<hvd::Plant>(options->plant);
     out.steps.resize(static_cast<size_t>(options->steps));

@@ -18,6 +18,7 @@ typedef struct hvd_simulation hvd_simulation;
 typedef struct {
   uint32_t size;
   int32_t hosts, ranks_per_host, steps;
+  int32_t star_hosts; /* with more hosts, their leaders form a tree */
   uint64_t seed;
   double gbit;                /* of each host's link, Gbit/s */
   double latency_us;          /* of a message; frames of leaders take 0.5 to 1.33 times as long */

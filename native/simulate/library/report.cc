@@ -65,7 +65,8 @@ std::string step_of(const Counts::Step& counts) {
                  {"ended_ns", counts.ended_ns},
                  {"rank_0_busy_ns", counts.busy_ns},
                  {"collectives_ns", counts.collective_ns}}) +
-         ", \"up\": " + by_kind(counts.up) + ", \"down\": " + by_kind(counts.down) + "}";
+         ", \"up\": " + by_kind(counts.up) + ", \"down\": " + by_kind(counts.down) +
+         ", \"relayed\": " + by_kind(counts.relayed) + "}";
 }
 
 std::string spans_of(const Spans& spans) {

@@ -86,6 +86,7 @@ def _add_run(add: argparse.ArgumentParser) -> None:
     add.add_argument(
         "--message-us", type=_above_0, default=3.0, metavar="US", help="processor time of a message at either end (3)"
     )
+    add.add_argument("--relays-above-hosts", type=_count, default=256, metavar="N", help="more hosts form a tree (256)")
     add.add_argument("--json", metavar="FILE", help="write all counts")
     add.add_argument("--trace", metavar="FILE", help="of up to 64 ranks, what each did when, for Perfetto")
     add.add_argument("--plant", type=int, default=0, help=argparse.SUPPRESS)  # a defect, for tests of the checks

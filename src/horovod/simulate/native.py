@@ -29,6 +29,7 @@ class Options(ctypes.Structure):
         ("hosts", ctypes.c_int32),
         ("ranks_per_host", ctypes.c_int32),
         ("steps", ctypes.c_int32),
+        ("star_hosts", ctypes.c_int32),
         ("seed", ctypes.c_uint64),
         ("gbit", ctypes.c_double),
         ("latency_us", ctypes.c_double),

@@ -106,6 +106,7 @@ def _run(
         hosts=options.hosts,
         ranks_per_host=options.ranks,
         steps=options.steps,
+        star_hosts=options.relays_above_hosts,
         seed=seed,
         plant=options.plant,
         shuffled=int(options.shuffled),
@@ -238,17 +239,17 @@ def _title(found: dict[str, Any]) -> Iterator[str]:
 
 def _steps(run: dict[str, Any]) -> Iterator[str]:
     yield (
-        f"{'step':>5} {'batches':>8} {'up':>9} {'down':>9} {'MB up':>8} {'MB down':>8} {'rank 0 busy':>12} "
-        f"{'collectives':>12} {'step time':>12}"
+        f"{'step':>5} {'batches':>8} {'up':>9} {'down':>9} {'relayed':>9} {'MB up':>8} {'MB down':>8} "
+        f"{'rank 0 busy':>12} {'collectives':>12} {'step time':>12}"
     )
     for number, step in enumerate(run["steps"]):
         took = max(0, step["ended_ns"] - step["began_ns"])
         times = " ".join(f"{ns / 1e6:9.1f} ms" for ns in (step["rank_0_busy_ns"], step["collectives_ns"], took))
         yield (
             f"{number:5d} {step['batches']:8d} {sum(step['up'].values()):9d} {sum(step['down'].values()):9d} "
-            f"{step['bytes_up'] / 1e6:8.1f} {step['bytes_down'] / 1e6:8.1f} {times}"
+            f"{sum(step['relayed'].values()):9d} {step['bytes_up'] / 1e6:8.1f} {step['bytes_down'] / 1e6:8.1f} {times}"
         )
-    yield "Up and down: messages to and from rank 0. Times are of the simulated job."
+    yield "Up and down: messages to and from rank 0; relayed: between other hosts. Times are of the simulated job."
 
 
 def _kinds(run: dict[str, Any]) -> Iterator[str]:
