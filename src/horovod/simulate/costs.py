@@ -18,10 +18,17 @@ INSIDE_BYTES_PER_S = {"nvlink": 40e9, "pcie": 9e9, "memory": 6e9}
 # NCCL: a ring takes this much longer for each step once a rank's part passes 4 KiB.
 _PLATEAU = 1.9
 _PLATEAU_BYTES = 4096
-# Messages that a leader sends to and gets from each other host for a batch (docs/algorithms.md, direct exchange).
+# Messages that a leader sends to and gets from each other host for a batch (docs/algorithms.md, direct exchange). In
+# groups of hosts, a batch is one chunk, and has half as many for each peer.
 _MESSAGES = 8
+# More hosts are in groups; for a batch of fewer bytes a host, they exchange in groups (native/collectives/plan.h).
+_HOSTS_WITHOUT_GROUPS = 16
+_BYTES_FOR_HOST, _MOST_BYTES = 128, 32 << 10
+# More hosts have a tree of leaders (native/world/control_tree.h).
+_STAR_HOSTS = 256
 # Their messages follow each other: a part is sent, folded, sent back.
 _TRIPS = 4
+_TRIPS_IN_GROUPS = 6
 # An allreduce of a few bytes takes as many steps of latency in this way, with its negotiation.
 SMALL_STEPS = _TRIPS + 2
 
@@ -108,6 +115,8 @@ def negotiation_s(cluster: Cluster, guess: Guess) -> Any:
     if cluster.hosts == 1:
         return np.zeros(guess.draws)
     trip = STEP_S[cluster.network] * guess.latency
+    if cluster.hosts > _STAR_HOSTS:
+        return guess.negotiation * (4 * trip + 4 * guess.overhead_s * math.isqrt(cluster.hosts))
     return guess.negotiation * (2 * trip + 2 * guess.overhead_s * cluster.hosts)
 
 
@@ -127,10 +136,13 @@ def _inside_s(size: Any, cluster: Cluster, guess: Guess, inside: Any) -> Any:
 
 def _direct_s(size: Any, cluster: Cluster, guess: Guess, between: Any) -> Any:
     others = cluster.hosts - 1
-    busy = np.maximum(
-        _MESSAGES * others * guess.overhead_s * guess.messages, 2 * others / cluster.hosts * size / between
-    )
-    return busy + _TRIPS * STEP_S[cluster.network] * guess.latency * guess.messages
+    share_limit = min(_MOST_BYTES, _BYTES_FOR_HOST * cluster.hosts)
+    in_groups = (cluster.hosts > _HOSTS_WITHOUT_GROUPS) & (size / cluster.hosts < share_limit)
+    peers = 2 * (math.sqrt(cluster.hosts) - 1)
+    messages = np.where(in_groups, _MESSAGES / 2 * peers, _MESSAGES * others)
+    trips = np.where(in_groups, _TRIPS_IN_GROUPS, _TRIPS)
+    busy = np.maximum(messages * guess.overhead_s * guess.messages, 2 * others / cluster.hosts * size / between)
+    return busy + trips * STEP_S[cluster.network] * guess.latency * guess.messages
 
 
 def _ring_s(size: Any, cluster: Cluster, guess: Guess, inside: Any, between: Any) -> Any:

@@ -15,6 +15,7 @@ from horovod.simulate.stragglers import slowest
 
 __all__ = ["CYCLES_OF_2017", "Closing", "Workload", "efficiency", "of_model", "step_s"]
 
+_FEW_HOSTS, _MOST_CLOSE_BYTES = 256, 16 << 20
 _FORWARD = 1 / 3  # of forward and backward together, if only their sum is known
 
 
@@ -22,14 +23,20 @@ _FORWARD = 1 / 3  # of forward and backward together, if only their sum is known
 class Closing:
     """When a batch of gradients closes: its bytes reach `close_bytes`, its oldest has waited `linger_s`, or all wait.
 
-    A batch takes what is ready, up to `most_bytes`. cycle_s above 0: batches begin at multiples of it instead, as
-    in Horovod 0.28.1 and before.
+    A batch takes what is ready, up to `most_bytes`. Many hosts have larger batches. cycle_s above 0: batches begin at
+    multiples of it instead, as in Horovod 0.28.1 and before.
     """
 
     close_bytes: float = 1 << 20
     linger_s: float = 1e-3
     most_bytes: float = 128 << 20
     cycle_s: float = 0.0
+
+    def among(self, hosts: int) -> Closing:
+        """The rules for so many hosts (close_bytes in native/collectives/plan.h)."""
+        if hosts <= _FEW_HOSTS:
+            return self
+        return dataclasses.replace(self, close_bytes=max(self.close_bytes, min(_MOST_CLOSE_BYTES, hosts * 4096)))
 
 
 CYCLES_OF_2017 = Closing(most_bytes=64 << 20, cycle_s=5e-3)
@@ -77,7 +84,7 @@ def step_s(work: Workload, cluster: Cluster, guess: Guess, closing: Closing, kno
     late = 1 + guess.jitter * slowest(cluster.ranks, work.samples) + guess.uneven * _many(cluster.hosts)
     if cluster.ranks == 1:
         return np.full(guess.draws, work.step_s)
-    alone_s = _replayed(work, cluster, guess, closing, known_hosts, late) + work.update_s * late
+    alone_s = _replayed(work, cluster, guess, closing.among(cluster.hosts), known_hosts, late) + work.update_s * late
     return alone_s * (1 + guess.scatter)
 
 
