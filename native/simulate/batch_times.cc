@@ -129,8 +129,8 @@ double BatchTimes::direct_ns(size_t bytes, double chunks, double folding_ns) con
   return std::max(processor_ns + chunks * folding_ns, link_ns + folding_ns);
 }
 
-// A chunk is on its way four times: in the row, in the column, and back. A stage lasts until the last message to send has
-// left, was on its way, and has been taken; or until the processor has handled all of them.
+// A chunk is on its way four times: in the row, in the column, and back. A stage lasts until the last message has left,
+// was on its way, and has been taken; or until the processor has handled all of them.
 double BatchTimes::groups_ns(size_t bytes, double chunks, double folding_ns) const {
   const LinkModel& link = model_.link;
   const Grid grid(model_.hosts, plan::host_groups(model_.hosts, 0));

@@ -9,7 +9,8 @@
 //   a host is lost     Those notice after 5 to 6 s of silence. If only its link is cut, its ranks lose the host above.
 //
 // A rank that notices a loss poisons its host; its leader tells all with which it has links (world/control_tree.h),
-// which tell theirs. Of several causes the first one counts, as Python settles it in the launcher's rendezvous (docs/decisions/0009).
+// which tell theirs. Of several causes the first one counts, as Python settles it in the launcher's rendezvous
+// (docs/decisions/0009).
 #pragma once
 
 #include <cstdint>

@@ -40,11 +40,11 @@ Simulation::Simulation(Program program)
       world_(program_.host_of_rank(), {.close_bytes = plan::close_bytes(program_.hosts)}, *this, kSlots,
              program_.star_hosts),
       control_(queue_, program_.control, program_.hosts),
-      liveness_(queue_, world_.topology(), tree(), program_.control),
+      liveness_(queue_, world_.topology(), world_.tree(), program_.control),
       batch_times_({program_.hosts, program_.ranks_per_host, program_.link, program_.fusion_bytes}),
       judge_(program_.names.size(), program_.takers()),
       planted_(program_.plant, program_.hosts, program_.bells(), queue_),
-      counts_(program_.steps.size(), static_cast<size_t>(program_.hosts), tree().below(0).size()),
+      counts_(program_.steps.size(), static_cast<size_t>(program_.hosts), world_.tree().below(0).size()),
       spans_(program_.keeps_spans),
       ranks_(static_cast<size_t>(program_.ranks())),
       speaking_at_(static_cast<size_t>(program_.hosts), 0),
@@ -82,7 +82,7 @@ std::vector<Undecided> Simulation::undecided() {
   queue_.in(kPatienceNs, What::kSpeak, 0);  // relays wait so long for hosts that do not answer
   while (!queue_.is_empty()) happen(queue_.next());
   for (int host = 1; host < program_.hosts; ++host) {
-    if (!is_gone(host)) world_.leader_of(host).tell_waiting();
+    if (!at(world_.topology().leader_of(host)).is_gone()) world_.leader_of(host).tell_waiting();
   }
   while (!queue_.is_empty()) happen(queue_.next());
   return world_.leader_of(0).undecided();
@@ -292,7 +292,9 @@ void Simulation::judge_end() {
   const bool has_ended = liveness_.cause() != nullptr || has_left_;
   for (int rank = 0; rank < world_.topology().size() && problem_.empty(); ++rank) {
     const RankState& mine = at(rank);
-    if (mine.is_gone() || mine.frozen_until_ns == kForEver || is_gone(tree().above(world_.map(rank).host))) continue;
+    const int above = world_.tree().above(world_.map(rank).host);
+    if (mine.is_gone() || mine.frozen_until_ns == kForEver || at(world_.topology().leader_of(above)).is_gone())
+      continue;
     if (!mine.done && mine.step != dead_from_step_) {
       fail("rank " + std::to_string(rank) + " sleeps for ever in step " + std::to_string(mine.step));
     }

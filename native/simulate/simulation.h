@@ -83,8 +83,6 @@ class Simulation final : public PlainWorld::Owner {
   static constexpr uint64_t kForEver = UINT64_MAX;
 
   RankState& at(int rank) { return ranks_[static_cast<size_t>(rank)]; }
-  const ControlTree& tree() const { return world_.map(0).tree; }
-  bool is_gone(int host) { return at(world_.topology().leader_of(host)).is_gone(); }
   const SimulatedStep& step_of(const RankState& rank) const { return program_.steps[rank.step]; }
   void fail(const std::string& problem) {
     if (problem_.empty()) problem_ = problem;

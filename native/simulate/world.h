@@ -57,6 +57,7 @@ class PlainWorld {
   }
 
   const Topology& topology() const { return topology_; }
+  const ControlTree& tree() const { return ranks_.front()->map.tree; }
   const std::string& failure() const { return failure_; }
   PlainHost& board_of(int host) { return hosts_[static_cast<size_t>(host)]->memory; }
   Leader& leader_of(int host) { return *hosts_[static_cast<size_t>(host)]->leader; }
