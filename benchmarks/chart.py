@@ -68,13 +68,14 @@ def ratio(seconds: dict[str, list[float]], peer: str) -> float:
 
 
 class Panel:
-    """Of WIDTH x HEIGHT: time in seconds by size in bytes, both axes logarithmic.
+    """Of WIDTH x HEIGHT: time in seconds by size, both axes logarithmic.
 
-    every: all times that it must show.
+    every: all times that it must show. labels: of the sizes, by place; without them, every second one as bytes.
     """
 
-    def __init__(self, sizes: Sequence[int], every: Sequence[float]) -> None:
+    def __init__(self, sizes: Sequence[int], every: Sequence[float], labels: dict[int, str] | None = None) -> None:
         self.sizes = sizes
+        self.labels = labels or {size: size_in_words(size) for size in sizes[::2]}
         self.low, self.high = math.floor(math.log10(min(every))), math.ceil(math.log10(max(every)))
 
     def x(self, size: float) -> float:
@@ -93,8 +94,8 @@ class Panel:
             at = self.y(10.0**exponent)
             parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}" stroke="#ddd"/>')
             parts.append(f'<text x="{LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{in_words(10.0**exponent)}</text>')
-        for size in self.sizes[::2]:
-            label, at = size_in_words(size), self.x(size)
+        for size, label in self.labels.items():
+            at = self.x(size)
             parts.append(f'<text x="{at:.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{label}</text>')
         return parts
 

@@ -10,8 +10,8 @@
 //           the result straight back to its row. These are the bytes of a ring, without its order of summation. Chunk k
 //           travels on link k mod links, both ways.
 //
-// A member does its steps in one order, that of all members: the shares of the first `ahead` chunks, then by turns
-// chunk i through the column and back to the row, and the shares of chunk i + ahead. It expects what a step waits for
+// A member does its steps in one order, that of all members. It sends the shares of the first `ahead` chunks. Then it
+// alternates: it finishes chunk i (column, then row), and sends the shares of chunk i + ahead. It posts its receives
 // before it waits. A step waits only for steps of others that stand before it in this order, so by induction nothing
 // waits in a circle, on any link or in turns (mesh.h). In pieces, a piece is a chunk, and a share waits for its offer,
 // too.

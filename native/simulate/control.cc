@@ -2,6 +2,7 @@
 #include "simulate/control.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace hvd {
 
@@ -18,7 +19,11 @@ uint64_t ControlNetwork::wire_ns(const Frame& frame) const {
 }
 
 uint64_t ControlNetwork::taking_ns(const Frame& frame) const {
-  if (frame.kind == FrameKind::kRequest) return model_.receive_ns + model_.request_ns;
+  if (frame.kind == FrameKind::kRequest) {
+    uint32_t ranks = 0;  // the first field (frames.cc)
+    std::memcpy(&ranks, frame.payload.data(), sizeof ranks);
+    return model_.receive_ns + model_.request_ns + ranks * model_.request_rank_ns;
+  }
   if (frame.kind != FrameKind::kHostReady) return model_.receive_ns;
   return model_.receive_ns + frame.payload.size() / kReadyBytes * model_.entry_ns;
 }

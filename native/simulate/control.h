@@ -23,7 +23,7 @@ struct ControlModel {
   double bytes_per_ns = 1.25;                                    // 10 Gbit/s
   uint64_t least_latency_ns = 15'000, most_latency_ns = 40'000;  // of a frame, drawn
   uint64_t send_ns = 3'000, receive_ns = 3'000;                  // of a frame
-  uint64_t request_ns = 5'900;                                   // what else a request takes
+  uint64_t request_ns = 3'700, request_rank_ns = 270;            // what else a request takes, and each rank in it
   uint64_t entry_ns = 11;                                        // ... and an entry that is complete on a host
 };
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which hosts' leaders have control links with each other (step 5). Up to so many hosts, each with rank 0's: a star.
-// Above that, hosts form groups of about the square root of their number, and the leader of a group's first host is its
-// relay: it speaks with rank 0 for the group. So no leader has many links. Rank 0's host is a group of its own. Pure
-// arithmetic, for the engine and the start, which opens the links, must come to the same.
+// Which hosts' leaders have control links with each other (step 5). Up to `star_hosts` hosts, every leader has one with
+// rank 0's: a star. Above that, hosts form groups of about the square root of their number, and the leader of a group's
+// first host is its relay: it speaks with rank 0 for the group. So no leader has many links. Rank 0's host is a group of
+// its own. The engine and the start, which opens the links, both use this class, so they agree.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@ namespace hvd {
 
 class ControlTree {
  public:
-  static constexpr int kStarHosts = 256;  // chosen: below it, rank 0 has less than 1 ms of work for a step
+  static constexpr int kStarHosts = 256;  // chosen: below it, a batch costs rank 0 less than 1 ms
 
   explicit ControlTree(int hosts, int star_hosts = kStarHosts) : hosts_(hosts) {
     while (hosts_ > star_hosts && group_size_ * group_size_ < hosts_ - 1) ++group_size_;

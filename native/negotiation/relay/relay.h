@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The words of the hosts of one group (step 5) on their way to rank 0: one of the group in the place of one of each
-// host. The leader of the group's first host owns a Relay if the hosts form a tree (world/control_tree.h); for
-// rank 0 the group is one host.
+// A relay merges the messages of its group's hosts into one message to rank 0 (step 5). The leader of the group's first
+// host owns a Relay if the hosts form a tree (world/control_tree.h); for rank 0 the group is one host.
 //
 //   ready        an entry is complete in the group once it is on all of its hosts that have members of the entry's set
 //   recalled     the counts of all hosts. Hosts that were complete have said so before, or the answer waits until they

@@ -71,7 +71,7 @@ def _rows(made: Forecast) -> Iterator[str]:
         causes = "  ".join(f"{row.causes[name]:>{len(name)}.1f}" for name in CAUSES)
         limit = f"  <- {row.limit}" if row.limit else ""
         yield f"{row.hosts:6d} {row.ranks:6d} {row.band.middle:10.1f}% {_of(row.band):>14}{rate}  {causes}{limit}"
-    yield "The columns of causes: points of efficiency that would be gained if that one were away. They may overlap."
+    yield "The columns: points of efficiency lost to one cause. Causes overlap, so the columns do not add up."
 
 
 def _of(band: Band) -> str:
