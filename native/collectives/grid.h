@@ -23,8 +23,8 @@ class Grid {
   int place_of(int member) const { return member - row_begin(group_of(member)); }
   int at(int group, int place) const { return row_begin(group) + place; }
 
-  // In an allgather: the member of `group` that sends the group's data to `member`. It has the same place there, or some
-  // other if the group is smaller.
+  // In an allgather: the member of `group` that sends the group's data to `member`. It has the same place there, or
+  // some other if the group is smaller.
   int speaker(int group, int member) const {
     const int place = place_of(member);
     return at(group, place < row_size(group) ? place : group_of(member) % row_size(group));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which hosts' leaders have control links with each other (step 5). Up to `star_hosts` hosts, every leader has one with
 // rank 0's: a star. Above that, hosts form groups of about the square root of their number, and the leader of a group's
-// first host is its relay: it speaks with rank 0 for the group. So no leader has many links. Rank 0's host is a group of
-// its own. The engine and the start, which opens the links, both use this class, so they agree.
+// first host is its relay: it speaks with rank 0 for the group. So no leader has many links. Rank 0's host is a group
+// of its own. The engine and the start, which opens the links, both use this class, so they agree.
 #pragma once
 
 #include <algorithm>
