@@ -26,7 +26,7 @@ BYTES = 1 << 20
 NAMES, LOCAL_SIZE = 161, 8
 EXCHANGING = (2, 4, 16, 64, 256, 512, 1024)  # 1,024 hosts without groups take a minute
 LED = (2, 4, 16, 64, 256, 512, 1250, 4000, 12500)
-BATCH = {"before": ("every host to all others", "#b5533c"), "now": ("groups of hosts", "#0b6e4f")}
+BATCH = {"before": ("without groups", "#b5533c"), "now": ("groups of hosts", "#0b6e4f")}
 RANK_0 = {"before": ("a star", "#b5533c"), "now": ("a tree", "#0b6e4f")}
 LINK = ("the link alone", "#777")
 
