@@ -40,9 +40,9 @@ void Liveness::lose_host(int host, bool is_cut) {
   const int loss = add(leader, "host " + std::to_string(host) + " is lost");
   at(host).is_apart = true;
   notice_silence(host, loss);
-  if (is_cut && host != 0) {
-    const int above = tree_.above(host);
-    const int other = add(topology_.leader_of(above), "host " + std::to_string(above) + " is lost");
+  if (is_cut) {
+    const int lost = linked(host).front();  // as its own ranks see it
+    const int other = add(topology_.leader_of(lost), "host " + std::to_string(lost) + " is lost");
     tell(host, other, kLostNs + queue_.draw(0, 1000 * kMs), EventQueue::What::kNotice);
   }
 }

@@ -6,7 +6,8 @@
 //                      too: the link ends.
 //   a process freezes  The others of its host notice after 3 to 3.5 s. Of a leader, those with which it has a link do
 //                      after 5 to 6 s of silence.
-//   a host is lost     Those notice after 5 to 6 s of silence. If only its link is cut, its ranks lose the host above.
+//   a host is lost     Those notice after 5 to 6 s of silence. If only its link is cut, its ranks lose the first of
+//                      them.
 //
 // A rank that notices a loss poisons its host; its leader tells all with which it has links (world/control_tree.h),
 // which tell theirs. Of several causes the first one counts, as Python settles it in the launcher's rendezvous

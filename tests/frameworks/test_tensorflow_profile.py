@@ -19,11 +19,12 @@ import numpy as np, tensorflow as tf, horovod.keras as hvd
 hvd.init()
 tf.keras.utils.set_random_seed(hvd.rank())
 layers = tf.keras.layers
-model = tf.keras.Sequential([layers.Embedding(50, 8), layers.Flatten(), layers.Dense(16), layers.Dense(1)])
+dense = [layers.Dense(512) for _ in range(4)]
+model = tf.keras.Sequential([layers.Embedding(50, 64), layers.Flatten(), *dense, layers.Dense(1)])
 optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.01))
 model.compile(optimizer, "mse")
 broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
-model.fit(np.random.randint(0, 50, (160, 4)), np.random.rand(160), 4, epochs=2, callbacks=[broadcast], verbose=0)
+model.fit(np.random.randint(0, 50, (6400, 4)), np.random.rand(6400), 64, callbacks=[broadcast], verbose=0)
 print("weight", float(np.asarray(model.weights[-1])[0]), flush=True)
 """
 TAPE = """
@@ -56,11 +57,12 @@ def test_keras_fit_leaves_a_profile_of_each_gradient(tmp_path: Path) -> None:
     assert "warning" not in done.stderr, done
     gradients = content["gradients"]
     sizes = {name.split("/", 1)[1]: size for name, size in zip(gradients["name"], gradients["bytes"], strict=True)}
-    rows = 16 * (8 * 4 + 4)  # sparse: 4 samples of 4 words, and of each a row of floats and an index
-    dense = {"dense/kernel": 2048, "dense/bias": 64, "dense_1/kernel": 64, "dense_1/bias": 4}
-    assert sizes == {"embedding/embeddings": rows, **dense}
-    assert content["busy_ranks"] == 2 and len(content["step_ms"]) == 60
-    assert len({median for median, _, _ in gradients["ready_ms"]}) > 1, "they become ready one by one"
+    rows = 64 * 4 * (64 * 4 + 4)  # sparse: 64 samples of 4 words, and of each a row of floats and an index
+    assert len(sizes) == 11 and sizes["embedding/embeddings"] == rows
+    assert sizes["dense/kernel"] == 256 * 512 * 4 and sizes["dense_4/kernel"] == 512 * 4 == sizes["dense/bias"]
+    assert content["busy_ranks"] == 2 and 40 <= len(content["step_ms"]) <= 60
+    ready = dict(zip(sizes, (median for median, _, _ in gradients["ready_ms"]), strict=True))
+    assert ready["dense_4/kernel"] < ready["dense_2/kernel"] < ready["dense/kernel"], "as backward computes them"
     assert gradients["ready_ms"][0][0] == 0 and content["update_ms"]["median"] < content["forward_ms"]["median"]
     assert len({line.split()[-1] for line in done.stdout.splitlines()}) == 2, "ranks train apart"
 

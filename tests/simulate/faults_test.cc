@@ -62,7 +62,8 @@ TEST(every_survivor_of_a_loss_hears_of_the_same_cause_in_time) {
       {"kill-host", 0, 0, "host 0 is lost", 5000, 6100}, {"freeze", 7, 0, "rank 7 froze", 3000, 3600},
       {"freeze", 6, 0, "rank 6 froze", 5000, 6100},      {"freeze", 0, 0, "rank 0 froze", 5000, 6100},
       {"freeze", 7, 4000, "rank 7 froze", 3000, 3600},   {"cut", 2, 0, "host 2 is lost", 5000, 6100},
-      {"kill-host", 1, 0, "host 1 is lost", 5000, 6100}, {"kill-rank", 12, 0, "rank 12 died", 0, 2}};
+      {"kill-host", 1, 0, "host 1 is lost", 5000, 6100}, {"kill-rank", 12, 0, "rank 12 died", 0, 2},
+      {"cut", 0, 0, "host 0 is lost", 5000, 6100}};
   for (const auto& row : rows) {
     for (const uint64_t seed : {1, 2, 3, 4}) {
       const int star_hosts = seed < 3 ? 8 : 4;  // a tree: host 1 has 2 and 3 in its group, host 4 has 5 and 6

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from horovod.gradients.recording import Recorder
+from horovod.gradients.recording import ListRecorder, Recorder
 from horovod.simulate.profile import read_profile
 
 
@@ -134,3 +134,32 @@ def test_a_profile_of_many_gradients_stays_small(tmp_path: Path) -> None:
         script.step()
     text = (tmp_path / "profile.json").read_text()
     assert len(text) < 100_000 and len(read_profile(str(tmp_path / "profile.json")).work.sizes) == 1500
+
+
+def test_steps_after_a_pause_are_left_out_if_nothing_tells_of_their_begin(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = Script(tmp_path / "profile.json")
+    lists = ListRecorder(script.recorder)
+    for step in range(70 + 1):
+        script.clock.time += 400 if step % 20 == 19 else 35  # a validation now and then
+        for place, name in enumerate(script.names):
+            lists.ready(name, "float32", len(script.names), 4)
+            script.clock.time += 25 * (1 - place)
+    assert "horovod: left out: 3 steps after a pause of the script" in capsys.readouterr().err
+    content = json.loads((tmp_path / "profile.json").read_text())
+    assert content["step_ms"] == [60] * 57 and content["gradients"]["ready_ms"] == [[0, 0, 0], [25, 25, 25]]
+
+
+def test_a_forward_pass_before_zero_grad_is_missed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = Script(tmp_path / "profile.json")
+    for _ in range(71):
+        script.clock.time += 25
+        script.recorder.zeroed()
+        for name in script.names:
+            script.recorder.started(name, 4)
+            script.clock.time += 25
+        script.recorder.backward_is_over()
+        script.recorder.reduced()
+        script.recorder.updated()
+    assert "warning: the forward pass is missing in the profile" in capsys.readouterr().err

@@ -131,6 +131,7 @@ def test_what_does_not_hold_is_printed_with_the_line_that_replays_it(tmp_path: P
         (("--fault", "kill-rank:8"), "kill-rank: expected a rank below 8, got 8"),
         (("--fault", "kill-host:4@1"), "kill-host: expected a host below 4, got 4"),
         (("--fault", "late:1:5@2"), "late: expected a step below 2, got 2"),
+        (("--json", "one.json", "--trace", "./one.json"), "./one.json is given twice, as json and as trace\nhint: "),
         (("--link", "token-ring"), "--link token-ring: expected a file *.json, or one of 1gbit-tcp, "),
     ],
 )

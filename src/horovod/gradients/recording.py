@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from horovod.core import context as contexts
+from horovod.core.wording import counted
 from horovod.settings import Settings
 from horovod.world.machine import packages
 from horovod.world.whole_files import write_whole
@@ -55,6 +56,8 @@ _UNMARKED = (
     "hint: call it after the batch is loaded"
 )
 _IN_LISTS = "the times for the input and for the update count as forward"
+_PAUSE = 3.0  # a step whose forward took so many times the median began after a validation or a checkpoint
+_NO_FORWARD = 0.05  # of backward
 
 T = TypeVar("T")
 
@@ -178,7 +181,7 @@ class Recorder:
         if self._is_over:
             return
         self._is_over = True
-        steps = self._steps[_DROPPED:]
+        steps = self._steps[_DROPPED:] if self._knows_input else self._without_pauses(self._steps[_DROPPED:])
         if len(steps) < FEWEST_STEPS:
             fewest = _DROPPED + FEWEST_STEPS + 1
             steps_made = f"the job made {self._updates}, of which {len(self._steps)} can be used"
@@ -192,6 +195,24 @@ class Recorder:
         _say(f"the profile of {len(steps)} steps is in {self._path}; end the job, and do not keep what it has trained")
         if not self._knows_input:
             _say(self._unmarked)
+        elif self._median("begin", "first", steps) < _NO_FORWARD * self._median("first", "over", steps):
+            _say(
+                "warning: the forward pass is missing in the profile: zero_grad() seems to come after it\n"
+                "hint: call it after the batch is loaded and before the forward pass"
+            )
+
+    def _median(self, begin: str, end: str, steps: Sequence[_Step]) -> float:
+        return statistics.median(self._clock.between_ms(getattr(step, begin), getattr(step, end)) for step in steps)
+
+    def _without_pauses(self, steps: list[_Step]) -> list[_Step]:
+        """All ranks pause together, for a validation or a checkpoint: such a step would count as a slow rank's."""
+        if not steps:
+            return steps
+        most_ms = _PAUSE * self._median("begin", "first", steps)
+        kept = [step for step in steps if self._clock.between_ms(step.begin, step.first) <= most_ms]
+        if left_out := len(steps) - len(kept):
+            _say(f"left out: {counted(left_out, 'step')} after a pause of the script")
+        return kept
 
     def _text(self, steps: Sequence[_Step]) -> str:
         text = self._json(steps, list(self._described))

@@ -274,7 +274,7 @@ class _Plan:
             return ""
         return (
             f"no profile was written to {path}\n"
-            "hint: the DistributedOptimizer of horovod.torch writes one, in a job of 31 training steps or more"
+            "hint: the gradients of PyTorch, TensorFlow, Keras or JAX leave one, in a job of 31 training steps or more"
         )
 
     def _chosen_controller(self) -> str:

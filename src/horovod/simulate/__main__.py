@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 
@@ -62,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_run(add: argparse.ArgumentParser) -> None:
-    add.add_argument("--hosts", type=_count, required=True, metavar="N", help="simulated hosts")
+    add.add_argument("--hosts", type=_hosts, required=True, metavar="N", help="simulated hosts, two or more")
     add.add_argument("--ranks", type=_count, default=8, metavar="N", help="ranks of each host (8)")
     what = add.add_mutually_exclusive_group()
     what.add_argument("--names", type=_count, default=161, metavar="N", help="tensors of a step (161)")
@@ -70,7 +71,7 @@ def _add_run(add: argparse.ArgumentParser) -> None:
     add.add_argument("--bytes", type=_bytes, default=635_000, metavar="N", help="bytes of each of --names (635000)")
     add.add_argument("--steps", type=_count, default=2, metavar="N", help="steps; the first one has no known names (2)")
     add.add_argument("--shuffled", action="store_true", help="each rank has an order and a pace of its own")
-    add.add_argument("--seed", type=_count, default=1, metavar="N", help="chooses every chance: one seed, one run (1)")
+    add.add_argument("--seed", type=_seed, default=1, metavar="N", help="chooses every chance: one seed, one run (1)")
     add.add_argument("--seeds", type=_count, default=1, metavar="N", help="run this many seeds, from --seed on (1)")
     add.add_argument(
         "--fault",
@@ -97,9 +98,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     options.given = sys.argv[1:] if arguments is None else arguments
     try:
+        _check_files(options)
         if options.command == "run":
             return _run(options)
         print(_published(options) if options.command == "published" else _forecast(options), flush=True)
+    except KeyboardInterrupt:
+        return 130
     except BrokenPipeError:  # the reader takes only the beginning, as `head` does
         return 0
     except InputError as error:
@@ -109,6 +113,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"horovod.simulate: cannot write {error.filename or 'the output'}: {error.strerror}", file=sys.stderr)
         return 1
     return 0
+
+
+def _check_files(options: argparse.Namespace) -> None:
+    named: dict[str, str] = {}
+    for flag in ("profile", "link", "html", "json", "trace"):
+        path = getattr(options, flag, None)
+        if not isinstance(path, str):
+            continue
+        other = named.setdefault(os.path.realpath(path), flag)
+        if other != flag and flag != "link":  # those behind it are written
+            raise InputError(f"{path} is given twice, as {other} and as {flag}\nhint: give another file")
 
 
 def _published(options: argparse.Namespace) -> str:
@@ -195,6 +210,18 @@ def _count(text: str) -> int:
 def _bytes(text: str) -> int:
     if not text.isdecimal() or not 4 <= int(text) <= _MOST_BYTES:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a number from 4 to {_MOST_BYTES}")
+    return int(text)
+
+
+def _hosts(text: str) -> int:
+    if _count(text) == 1:
+        raise argparse.ArgumentTypeError("'1': expected two hosts or more: nothing is simulated inside of one")
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) < 1 << 63:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number from 1 to 2^63 - 1")
     return int(text)
 
 

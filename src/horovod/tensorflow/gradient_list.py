@@ -81,15 +81,19 @@ class TensorFlowGradients(GradientList):
         parts = (gradient.values, gradient.indices) if is_sparse else (gradient,)
         sizes = [part.dtype.size * tf.size(part) for part in parts]
 
-        def call(_: Any, *sizes: Any) -> None:
+        def call(_: Any, *sizes: Any) -> bool:
             act(int(sum(sizes)))
+            return True
 
         element = tf.reshape(parts[0], [-1])[:1]
         if tf.executing_eagerly():
             call(element.numpy(), *sizes)
             return gradient
-        with tf.control_dependencies([tf.numpy_function(call, [element, *sizes], [])]):
-            parts = tuple(tf.identity(part) for part in parts)
+        # Stateless: TensorFlow would keep the order of stateful calls, which is that of the list. A call whose result
+        # nothing takes would be pruned.
+        noted = tf.numpy_function(call, [element, *sizes], tf.bool, stateful=False)
+        noted.set_shape([])
+        parts = tuple(tf.raw_ops.Switch(data=part, pred=noted)[1] for part in parts)
         return tf.IndexedSlices(*parts, gradient.dense_shape) if is_sparse else parts[0]
 
     def device(self) -> str:
