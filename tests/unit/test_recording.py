@@ -163,3 +163,15 @@ def test_a_forward_pass_before_zero_grad_is_missed(tmp_path: Path, capsys: pytes
         script.recorder.reduced()
         script.recorder.updated()
     assert "warning: the forward pass is missing in the profile" in capsys.readouterr().err
+
+
+def test_passes_of_which_the_optimizer_does_not_know_leave_no_profile_and_a_hint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = Script(tmp_path / "profile.json")
+    for _ in range(100):
+        script.backward()
+        script.step()
+    script.recorder.end()
+    printed = capsys.readouterr().err
+    assert "the job made 100, of which 0 can be used\nhint: " in printed and "backward_passes_per_step" in printed

@@ -57,6 +57,9 @@ _UNMARKED = (
 )
 _IN_LISTS = "the times for the input and for the update count as forward"
 _PAUSE = 3.0  # a step whose forward took so many times the median began after a validation or a checkpoint
+_SEVERAL_PASSES = (
+    "\nhint: a step with several backward passes can be used if the optimizer knows of them (backward_passes_per_step)"
+)
 _NO_FORWARD = 0.05  # of backward
 
 T = TypeVar("T")
@@ -185,7 +188,8 @@ class Recorder:
         if len(steps) < FEWEST_STEPS:
             fewest = _DROPPED + FEWEST_STEPS + 1
             steps_made = f"the job made {self._updates}, of which {len(self._steps)} can be used"
-            _say(f"warning: no profile was written: it needs {fewest} training steps, {steps_made}")
+            hint = "" if self._updates <= 2 * len(self._steps) else _SEVERAL_PASSES
+            _say(f"warning: no profile was written: it needs {fewest} training steps, {steps_made}{hint}")
             return
         try:
             write_whole(self._path, self._text(steps))
