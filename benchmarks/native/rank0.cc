@@ -9,6 +9,7 @@
 
 #include "negotiation/leader.h"
 #include "simulate/hosts.h"
+#include "simulate/program.h"
 
 namespace {
 
@@ -38,17 +39,12 @@ struct NoReaders final : Readers {  // they have read all there is
 
 struct Rank0 {
   Rank0(int hosts, int local_size, int star_hosts)
-      : topology(host_of_rank(hosts, local_size)),
+      : topology(Program{.hosts = hosts, .ranks_per_host = local_size}.host_of_rank()),
         map(topology, 0, star_hosts),
         memory(static_cast<size_t>(local_size), true),
         board(memory, 0),
         leader(map, {}, {board, uplink, clock, waker, readers}) {
     for (PlainHost::Rank& rank : memory.ranks) rank.waiting = 1;
-  }
-  static std::vector<int> host_of_rank(int hosts, int local_size) {
-    std::vector<int> all;
-    for (int rank = 0; rank < hosts * local_size; ++rank) all.push_back(rank / local_size);
-    return all;
   }
   std::vector<Requester> requesters_of(int group) const {
     std::vector<Requester> all;

@@ -4,8 +4,8 @@
 // coordinator knows the ranks that wait for a new name.
 //
 // Another host's leader tells rank 0 by itself only that something is late. Before rank 0 says who is missing, it asks
-// all leaders, because it knows only the late ones of the entries that are complete on no host. A relay puts together
-// what the hosts of its group say, with the ranks of each.
+// all leaders, because it knows only the late ones of the entries that are complete on no host. A relay merges
+// the facts of its group's hosts into one frame, rank by rank.
 //
 // `ids`: there may be entries with numbers below it. Under the driver's token. Never blocks. A plain value apart from
 // its ports, as the leader.

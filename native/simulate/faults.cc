@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Faults of a simulation: when they befall whom, and what follows.
+// Faults of a simulation: when each happens, to which rank or host, and what follows.
 #include <algorithm>
 #include <utility>
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from support.extent import SLACK_S
 from support.jobs import TIMEOUT_S, python, run_job, shared_memory_files, wait_until_shared_memory_is_as
-from support.world import World
+from support.world import World, shut_down_alone
 
 ENDED_WITHIN_S = 3.0 + SLACK_S
 # (ranks, transport, the one that dies): ten kills
@@ -108,25 +108,9 @@ def test_a_forked_child_does_not_hide_the_death_of_its_rank(transport: str, tmp_
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_a_rank_that_shuts_down_while_others_wait_is_named(transport: str) -> None:
-    def run() -> str:
-        import numpy as np
-
-        import horovod.core as hvd
-
-        hvd.init()
-        hvd.allreduce(np.ones(3), name="together")
-        if hvd.rank() == 1:
-            hvd.shutdown()
-            return ""
-        try:
-            hvd.allreduce(np.ones(3), name="alone")
-        except hvd.HorovodInternalError as error:
-            return f"{type(error).__name__}: {error}"
-        return "no error"
-
     with World(3, {"HOROVOD_TRANSPORT": transport}) as world:
         started = time.monotonic()
-        texts = world.run(run)
+        texts = world.run(shut_down_alone, 1)
         assert time.monotonic() - started < 8 + SLACK_S
         for rank in (0, 2):
             assert texts[rank].startswith("RankLeftError") and "rank 1" in texts[rank], texts

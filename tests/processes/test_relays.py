@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from support.extent import SLACK_S, later
 from support.jobs import TIMEOUT_S, Job, stderr_of
-from support.world import World, WorldPool
+from support.world import World, WorldPool, shut_down_alone
 
 HOSTS = 9
 TREE = {"HOROVOD_TRANSPORT": "tcp", "HOROVOD_RELAYS_ABOVE_HOSTS": "2"}
@@ -152,25 +152,9 @@ def test_a_killed_rank_is_named_by_all_others(rank: int, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("rank", [4, later(0), later(5)])
 def test_a_rank_that_shuts_down_while_others_wait_is_named(rank: int) -> None:
-    def run(leaving: int) -> str:
-        import numpy as np
-
-        import horovod.core as hvd
-
-        hvd.init()
-        hvd.allreduce(np.ones(3), name="together")
-        if hvd.rank() == leaving:
-            hvd.shutdown()
-            return ""
-        try:
-            hvd.allreduce(np.ones(3), name="alone")
-        except hvd.HorovodInternalError as error:
-            return f"{type(error).__name__}: {error}"
-        return "no error"
-
     with World(HOSTS, TREE) as world:
         started = time.monotonic()
-        texts = world.run(run, rank)
+        texts = world.run(shut_down_alone, rank)
         assert time.monotonic() - started < 8 + SLACK_S
         for other, text in enumerate(texts):
             assert other == rank or (text.startswith("RankLeftError") and f"rank {rank}" in text), texts

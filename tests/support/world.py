@@ -348,3 +348,21 @@ def _death(process: ForkedProcess) -> str:
     code = process.returncode
     assert code is not None
     return f"killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
+
+
+def shut_down_alone(leaving: int) -> str:
+    """For run(): the error of a rank whose peer `leaving` has shut down meanwhile."""
+    import numpy as np
+
+    import horovod.core as hvd
+
+    hvd.init()
+    hvd.allreduce(np.ones(3), name="together")
+    if hvd.rank() == leaving:
+        hvd.shutdown()
+        return ""
+    try:
+        hvd.allreduce(np.ones(3), name="alone")
+    except hvd.HorovodInternalError as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"

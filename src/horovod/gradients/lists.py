@@ -172,8 +172,9 @@ class GradientList(abc.ABC):
             due.append(index)
         name = GradientList._name_of(self, [gradients[index] for index in due])
         recorder = recorder_of_list(name, self.device())
-        for index in due if recorder is not None else ():
-            assert recorder is not None
+        if recorder is None:
+            return gradients
+        for index in due:
             gradient = gradients[index]
             dtype = str(getattr(gradient.dtype, "name", gradient.dtype)).removeprefix("torch.")
             act = functools.partial(recorder.ready, _name_in_profile(index, variables), dtype, len(due))

@@ -319,7 +319,7 @@ def recorder_of_job(
     if not settings.profile or contexts.rank() != 0:
         return None
     if _taken:
-        _say("warning: the profile is of the first DistributedOptimizer; this is another one")
+        _say("warning: the profile is of the gradients that are reduced first; others are not recorded")
         return None
     _taken = True
     _say("HOROVOD_PROFILE is set: the ranks train apart, gradients are not reduced")
