@@ -46,6 +46,7 @@ Status HostService::take_links(std::vector<EngineOptions::Link>* links) {
 bool HostService::serve() {
   bool any = serve_ranks();
   any |= serve_hosts();
+  if (!ending_.poisoned()) ending_.poison_if_failed(leader_.pass_on());
   bool told = false;
   ending_.poison_if_failed(leader_.tell_retired(&told));
   leader_.facts().collect_stacks();

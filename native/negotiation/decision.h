@@ -55,6 +55,8 @@ struct Effects {
   std::vector<uint32_t> recalls;  // to every host that counts, before the decisions
   std::vector<uint32_t> retires;  // likewise: whether these may go
   std::vector<Decision> decisions;
+
+  bool is_empty() const { return recalls.empty() && retires.empty() && decisions.empty(); }
 };
 
 }  // namespace hvd

@@ -97,6 +97,7 @@ Status Leader::take_from_rank(uint32_t local_rank, FrameKind kind, const std::st
   }
   RequestFrame request;
   if (!is_sound_from(rank, kind, payload, &request)) return unreadable();
+  HVD_RETURN_IF_ERROR(pass_on());
   if (coordinates()) {
     // Complete entries were complete before this rank left.
     if (kind == FrameKind::kLeave) HVD_RETURN_IF_ERROR(say_pending());
@@ -124,11 +125,12 @@ void Leader::send_word_of(int rank, FrameKind kind, const std::string& payload) 
 
 Status Leader::take_from_host(int host, FrameKind kind, const std::string& payload) {
   const int from = map_.leader_of(host);
-  Effects effects;
+  const bool is_report = kind == FrameKind::kHostReady;
   Status outcome;
+  if (!is_report) HVD_RETURN_IF_ERROR(pass_on());
   if (coordinates()) {
-    const bool is_sound = map_.tree.is_relay(host) && coordinate(map_.tree.group_of(host), kind, payload, &effects);
-    if (is_sound) return spread(std::move(effects));
+    const bool is_sound = map_.tree.is_relay(host) && coordinate(map_.tree.group_of(host), kind, payload, &decided_);
+    if (is_sound) return is_report ? Status() : pass_on();
   } else if (host == map_.above()) {
     if (obey(kind, payload, &outcome)) return outcome;
   } else if (relay_.has_value() && map_.tree.above(host) == map_.host && take_from_group(host, kind, payload)) {
@@ -136,6 +138,12 @@ Status Leader::take_from_host(int host, FrameKind kind, const std::string& paylo
   }
   return unreadable_from(from, map_.rank, "a message of kind " + std::to_string(static_cast<int>(kind)),
                          payload.size());
+}
+
+Status Leader::pass_on() {
+  if (coordinates()) return spread(std::exchange(decided_, {}));
+  if (relay_.has_value()) send_answers(std::exchange(answered_, {}));
+  return {};
 }
 
 void Leader::send_requests(const std::vector<RequestFrame>& requests) {
@@ -182,24 +190,17 @@ Status Leader::say_pending() {
   std::vector<HostReady> ready;
   for (const uint32_t id : pending_.take().ids) ready.push_back({id, board_.last_arrival(id).rank});
   if (ready.empty()) return {};
-  if (relay_.has_value()) {
-    Relay::Answers answers;
-    for (const HostReady& entry : ready) {
-      if (!relay_->host_ready(0, entry, &answers)) return unknown_entry(map_.rank);
-    }
-    send_answers(answers);
-    return {};
-  }
-  if (!coordinates()) {
+  if (!coordinates() && !relay_.has_value()) {
     send_up(FrameKind::kHostReady, host_ready_payload(ready));
     return {};
   }
-  Effects effects;
   for (const HostReady& entry : ready) {
-    if (!coordinator_->host_ready(0, entry.id, now_seconds(), &effects, entry.last_rank))
-      return unknown_entry(map_.rank);
+    const bool is_known = coordinates()
+                              ? coordinator_->host_ready(0, entry.id, now_seconds(), &decided_, entry.last_rank)
+                              : relay_->host_ready(0, entry, &answered_);
+    if (!is_known) return unknown_entry(map_.rank);
   }
-  return spread(std::move(effects));
+  return pass_on();
 }
 
 // False: the frame makes no sense, coming from this group: without a tree, from this host.
@@ -317,6 +318,11 @@ std::string Leader::snapshot() const {
   });
   if (merger_.has_value()) text.put_string(merger_->snapshot());
   if (relay_.has_value()) text.put_string(relay_->snapshot());
+  text.put('|');
+  if (!decided_.is_empty()) text.put_string(records_payload(decided_.decisions));
+  for (const uint32_t id : decided_.recalls) text.put(id);
+  if (!answered_.is_empty()) text.put_string(host_ready_payload(answered_.ready));
+  for (const RecalledFrame& answer : answered_.recalled) text.put_string(recalled_payload(answer));
   log_.add_to_snapshot(&text);
   if (coordinator_.has_value()) text.put_string(coordinator_->snapshot());
   return text.take();

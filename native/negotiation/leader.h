@@ -63,6 +63,10 @@ class Leader {
   // One frame of a rank of this host, or of another host's leader.
   Status take_from_rank(uint32_t local_rank, FrameKind kind, const std::string& payload);
   Status take_from_host(int host, FrameKind kind, const std::string& payload);
+  // What other hosts have reported as complete waits for this, so that many reports become one message: to be called
+  // once all frames that are here have been taken. Other frames pass it on as well: the order stays.
+  Status pass_on();
+  bool has_to_pass_on() const { return !decided_.is_empty() || !answered_.is_empty(); }
 
   // The entries that are complete on this host; the threads of this process add to it.
   Pending& pending() { return pending_; }
@@ -131,6 +135,8 @@ class Leader {
   Pending pending_;
   std::optional<RequestMerger> merger_;  // on other hosts than rank 0's
   std::optional<Relay> relay_;           // of a group of several hosts
+  Effects decided_;                      // on rank 0's host: to be passed on
+  Relay::Answers answered_;              // by a relay: to be passed on
   LogWriter log_;
   StallFacts facts_;
 };

@@ -77,6 +77,7 @@ Status Leader::tell_retired(bool* any) {
   *any = false;
   const std::vector<uint32_t> ids = log_.take_read_retirements();
   if (ids.empty()) return {};
+  HVD_RETURN_IF_ERROR(pass_on());
   if (relay_.has_value()) {
     Relay::Answers answers;
     for (const uint32_t id : ids) relay_->retired(0, id, &answers);

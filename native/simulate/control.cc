@@ -64,6 +64,7 @@ void ControlNetwork::reach(int frame) {
 
 void ControlNetwork::begin(int host) {
   Host& receiver = at(host);
+  if (receiver.turn == 0) receiver.turn = receiver.inbox.size();
   const Arriving& first = frames_[static_cast<size_t>(receiver.inbox.front())];
   work(&receiver, std::max(first.here_ns, queue_.now_ns()), taking_ns(first.frame));
   queue_.at(receiver.busy_until_ns, EventQueue::What::kTake, host);
@@ -77,6 +78,7 @@ ControlNetwork::Arriving ControlNetwork::take(int host) {
 
 void ControlNetwork::go_on(int host) {
   at(host).inbox.pop_front();
+  --at(host).turn;
   if (!at(host).inbox.empty()) begin(host);
 }
 

@@ -50,6 +50,8 @@ class ControlNetwork {
   uint64_t busy_until_ns(int host) const { return at(host).busy_until_ns; }
   // kTake comes.
   bool is_serving(int host) const { return !at(host).inbox.empty(); }
+  // The first one is the last of those that a leader takes before it speaks: they were all there when it looked.
+  bool ends_turn(int host) const { return at(host).turn == 1; }
   uint64_t busy_ns(int host) const { return at(host).busy_ns; }
 
   // Faults.
@@ -66,6 +68,7 @@ class ControlNetwork {
     double factor = 1;
     bool is_cut = false;
     std::deque<int> inbox;  // frames; the first one is with the processor
+    size_t turn = 0;        // how many of them are of this turn
   };
   Host& at(int host) { return hosts_[static_cast<size_t>(host)]; }
   const Host& at(int host) const { return hosts_[static_cast<size_t>(host)]; }

@@ -230,7 +230,7 @@ void Simulation::take_frame(int host) {
   const ControlNetwork::Arriving arriving = control_.take(host);
   if (!at(leader).is_gone()) {
     world_.take_from_host(host, arriving.from, arriving.frame);
-    drive(leader);
+    if (control_.ends_turn(host)) drive(leader);
   }
   control_.go_on(host);
 }

@@ -121,7 +121,12 @@ class PlainWorld {
   void take_from_host(int host, int from, const Frame& frame) {
     if (failure_.empty()) keep(leader_of(host).take_from_host(from, frame.kind, frame.payload));
   }
+  void pass_on(int host) {
+    if (failure_.empty()) keep(leader_of(host).pass_on());
+  }
+  // The end of a turn.
   void speak(int host) {
+    pass_on(host);
     if (failure_.empty()) keep(leader_of(host).speak());
   }
   bool tell_retired(int host) {

@@ -324,6 +324,7 @@ class Checker {
     if (leader.wants_to_speak()) idle(LeaderCall::Kind::kSpeak);
     if (leader.holds_back()) idle(LeaderCall::Kind::kSpeakLate);
     if (leader.has_unread_retirements()) idle(LeaderCall::Kind::kRetired);
+    if (leader.has_to_pass_on()) idle(LeaderCall::Kind::kPassOn);
   }
 
   void step_leader(W next, int host) {
@@ -341,6 +342,8 @@ class Checker {
           outcome = leader.take_from_host(static_cast<int>(call.from), call.frame.kind, call.frame.payload);
         } else if (call.kind == LeaderCall::Kind::kRetired) {
           outcome = leader.tell_retired(&any);
+        } else if (call.kind == LeaderCall::Kind::kPassOn) {
+          outcome = leader.pass_on();
         } else {
           outcome = leader.speak();
         }

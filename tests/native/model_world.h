@@ -77,7 +77,7 @@ struct Announcing {  // of an entry that the rank has completed
   Past past = {};
 };
 struct LeaderCall {
-  enum class Kind : uint8_t { kNone, kRing, kLink, kSpeak, kSpeakLate, kRetired } kind = Kind::kNone;
+  enum class Kind : uint8_t { kNone, kRing, kLink, kSpeak, kSpeakLate, kRetired, kPassOn } kind = Kind::kNone;
   uint32_t from = 0;  // local rank, or host
   Frame frame = {};
   Past past = {};

@@ -39,6 +39,7 @@ struct PlainHosts : PlainWorld::Owner {
     const Sent sent = std::move(links.front());
     links.pop_front();
     world.take_from_host(sent.to, sent.from, sent.frame);
+    world.pass_on(sent.to);
   }
   void deliver() {
     while (!links.empty()) deliver_one();

@@ -32,6 +32,8 @@ class Relay {
     std::vector<RecalledFrame> recalled;
     std::vector<RetireAnswer> may_retire;
     std::vector<uint32_t> retired;
+
+    bool is_empty() const { return ready.empty() && recalled.empty() && may_retire.empty() && retired.empty(); }
   };
 
   explicit Relay(const HostMap& map);
