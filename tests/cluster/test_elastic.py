@@ -89,3 +89,21 @@ def test_the_end_of_the_launcher_ends_all_workers_everywhere(cluster: MakeCluste
         for host in (one, two):
             host.assert_empty()
         job.wait()
+
+
+@pytest.mark.thorough
+def test_a_relay_and_hosts_behind_relays_are_lost(cluster: MakeCluster, tmp_path: Path) -> None:
+    """Six hosts: the leaders of hosts 1 and 4 are relays, of hosts 2 and 3, and of host 5."""
+    hosts = cluster(6).hosts
+    flags = ["-np", "6", "--min-np", "3", "-H", ",".join(f"host{number}:1" for number in range(6))]
+    env = {**SOON, "HOROVOD_RELAYS_ABOVE_HOSTS": "2", "HOROVOD_ELASTIC_BLAME": "worker"}
+    with ElasticJob(tmp_path, *flags, env=env, on=hosts[0]) as job:
+        job.wait_for_world(6)
+        hosts[1].power_off()
+        assert set(job.wait_for_world(5)) == {0, 2, 3, 4, 5}
+        hosts[5].power_off()
+        assert set(job.wait_for_world(4)) == {0, 2, 3, 4}
+        os.kill(job.pid_of(3), signal.SIGKILL)
+        assert len(job.wait_for_world(3)) == 3
+        assert len(job.wait_for_world(4)) == 4
+        job.finish()

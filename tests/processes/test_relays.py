@@ -20,13 +20,14 @@ from support.jobs import TIMEOUT_S, Job, stderr_of
 from support.world import World, WorldPool, shut_down_alone
 
 HOSTS = 9
+STEPS = 20
 TREE = {"HOROVOD_TRANSPORT": "tcp", "HOROVOD_RELAYS_ABOVE_HOSTS": "2"}
 DYNAMIC = {**TREE, "HOROVOD_DYNAMIC_PROCESS_SETS": "1"}
 STAR = {**DYNAMIC, "HOROVOD_RELAYS_ABOVE_HOSTS": str(HOSTS)}
 
 
 def messages_of_steps() -> int:
-    """Of this rank's leader, in 20 steps of 30 tensors whose names are known."""
+    """That this rank's leader gets, and its records, in STEPS steps of one tensor whose name is known."""
     import numpy as np
 
     import horovod.core as hvd
@@ -34,22 +35,20 @@ def messages_of_steps() -> int:
     hvd.init()
 
     def step() -> None:
-        mine = np.full(3, hvd.rank() + 1.0)
-        handles = [hvd.allreduce_async(mine, name=f"gradient.{i}", op=hvd.Sum) for i in range(30)]
-        for handle in handles:
-            assert hvd.synchronize(handle).tolist() == [45.0] * 3
+        assert hvd.allreduce(np.full(3, hvd.rank() + 1.0), name="gradient", op=hvd.Sum).tolist() == [45.0] * 3
 
     for _ in range(3):
         step()
     before = hvd.statistics()["control_messages"]
-    for _ in range(20):
+    for _ in range(STEPS):
         step()
     return int(hvd.statistics()["control_messages"] - before)
 
 
 def test_rank_0_speaks_with_relays_alone(worlds: WorldPool) -> None:
     tree, star = (worlds(HOSTS, env).run(messages_of_steps) for env in (DYNAMIC, STAR))
-    assert tree[0] < star[0] / 2, (tree, star)
+    # One from each host that it speaks with, and one to it. On a slow machine, there are stall reports as well.
+    assert 2 * 3 * STEPS <= tree[0] < 2 * (HOSTS - 1) * STEPS <= star[0], (tree, star)
     assert all(tree[relay] > tree[relay + 1] for relay in (1, 4, 7)), tree
 
 
