@@ -26,21 +26,22 @@ struct PlainHosts : PlainWorld::Owner {
     return what.what == Member::Applied::What::kReady || what.what == Member::Applied::What::kFailed;
   }
 
-  void submit(int rank, int64_t rows = 3) {
+  void submit(int rank, int64_t rows = 3, const std::string& name = "x") {
     auto call = std::make_shared<PlainCall>();
     Descriptor descriptor;
     descriptor.tensors = {{HVD_FLOAT32, {rows}}};
-    call->key = std::make_shared<const std::string>("x");
+    call->key = std::make_shared<const std::string>(name);
     call->text = std::make_shared<const std::string>(descriptor.encode());
     call->descriptor = *call->text;
     world.submit(rank, call);
   }
-  void deliver_one() {
+  int take_one() {
     const Sent sent = std::move(links.front());
     links.pop_front();
     world.take_from_host(sent.to, sent.from, sent.frame);
-    world.pass_on(sent.to);
+    return sent.to;
   }
+  void deliver_one() { world.pass_on(take_one()); }
   void deliver() {
     while (!links.empty()) deliver_one();
   }

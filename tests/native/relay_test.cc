@@ -28,9 +28,7 @@ struct Relayed {
   }
   bool ready(size_t place) { return relay.host_ready(place, {kId, static_cast<int>(place)}, &answers); }
   bool recalled(size_t place, Recalled found) { return relay.recalled(place, {kId, found, {}}, &answers); }
-  bool is_silent() const {
-    return answers.ready.empty() && answers.recalled.empty() && answers.may_retire.empty() && answers.retired.empty();
-  }
+  bool is_silent() const { return answers.is_empty(); }
 
   const Topology topology;
   const HostMap map;
@@ -40,9 +38,24 @@ struct Relayed {
 
 struct FiveHosts final : PlainHosts {
   FiveHosts() : PlainHosts({0, 0, 1, 1, 2, 2, 3, 3, 4, 4}, 1) {}
-  void submit_all() {
-    for (int rank = 0; rank < 10; ++rank) submit(rank);
+  void submit_all(const std::string& name = "x") {
+    for (int rank = 0; rank < 10; ++rank) submit(rank, 3, name);
     settle();
+  }
+  // All leaders report the name as complete.
+  void report(const std::string& name) {
+    for (int rank = 0; rank < 10; ++rank) {
+      submit(rank, 3, name);
+      while (world.take_ring(rank / 2, static_cast<uint32_t>(rank % 2))) continue;
+    }
+    time_ns += 2000000;
+    for (int host = 0; host < 5; ++host) world.speak(host);
+  }
+  // Takes the messages that are there, and none that comes of these; where they went.
+  std::set<int> take_all() {
+    std::set<int> takers;
+    for (size_t left = links.size(); left > 0; --left) takers.insert(take_one());
+    return takers;
   }
   Leader& rank_0() { return world.leader_of(0); }
 };
@@ -172,6 +185,40 @@ TEST(rank_0_hears_one_word_of_a_group) {
   for (const int rank : {0, 1}) hosts.submit(rank);
   hosts.settle();
   EXPECT(hosts.rank_0().undecided().empty());
+}
+
+TEST(reports_that_are_there_together_go_on_as_one_message) {
+  FiveHosts hosts;
+  for (const char* const name : {"x", "y"}) hosts.submit_all(name);
+  for (const char* const name : {"x", "y"}) hosts.report(name);
+  EXPECT(hosts.links.size() == 4 && hosts.take_all() == (std::set<int>{1, 3}) && hosts.links.empty());
+  for (const int relay : {1, 3}) hosts.world.pass_on(relay);
+  EXPECT(hosts.links.size() == 2 && hosts.take_all() == std::set<int>{0} && hosts.links.empty());
+  EXPECT(hosts.rank_0().has_to_pass_on());
+  hosts.world.pass_on(0);
+  EXPECT(hosts.links.size() == 2);  // one to each relay, with both names
+  hosts.settle();
+  EXPECT(hosts.rank_0().undecided().empty());
+}
+
+TEST(any_other_message_passes_reports_on_first) {
+  FiveHosts hosts;
+  hosts.submit_all();
+  hosts.report("x");
+  hosts.take_all();
+  hosts.world.pass_on(3);
+  EXPECT(hosts.world.leader_of(1).has_to_pass_on() && hosts.links.size() == 1);
+  hosts.world.take_from_host(1, 2, {FrameKind::kLeave, leave_payload(4)});
+  EXPECT(hosts.links.size() == 3 && hosts.links[1].frame.kind == FrameKind::kHostReady);
+  EXPECT(hosts.links[2].frame.kind == FrameKind::kLeave);
+  hosts.take_all();
+  std::vector<RecordKind> first;  // of each message to relay 1
+  for (const auto& sent : hosts.links) {
+    std::vector<Decision> decisions;
+    EXPECT(parse_records(sent.frame.payload, 10, &decisions));
+    if (sent.to == 1) first.push_back(decisions.front().kind);
+  }
+  EXPECT(first == (std::vector{RecordKind::kReady, RecordKind::kLeave}));
 }
 
 TEST(a_stall_report_names_ranks_of_a_group_and_not_the_group) {

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import ctypes
 import operator
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -98,6 +99,7 @@ class Collectives(Generic[T]):
     ) -> T:
         """Reduces one tensor over all ranks; blocks. This path sets the latency of small tensors, so keep it short."""
         context = contexts.current()
+        deadline = None if limit is None else time.monotonic() + limit.seconds  # run has waited already
         try:
             adapter = self._adapter
             ended: Ended | bool | None = False
@@ -118,7 +120,7 @@ class Collectives(Generic[T]):
         except LOCAL_ERRORS as error:
             context.refuse("allreduce", name, error, told_in(how[-1]))
         if operation is not None:
-            operation.wait(None, limit)
+            operation.wait(None, limit, deadline)
         if staged is tensor:
             return output
         if in_place:

@@ -192,12 +192,15 @@ class Operation:
         self.keep = keep
         self.collect = collect
 
-    def wait(self, number: int | None = None, limit: TimeLimit | None = None) -> Any:
+    def wait(
+        self, number: int | None = None, limit: TimeLimit | None = None, deadline: float | None = None
+    ) -> Any:
         """Blocks until the operation is done here; returns its result or raises its error. To be called once.
 
         On a GPU, until it is launched: the current stream waits for the rest (core/gpus.py).
 
-        `number`: the handle under which it stands in the table again if a signal handler raises meanwhile.
+        `number`: the handle under which it stands in the table again if a signal handler raises meanwhile. `deadline`:
+        of the limit, as of time.monotonic(); None: it begins now.
         """
         context = self.context
         handle: Any = self.handle
@@ -206,7 +209,8 @@ class Operation:
         status = native.scratch.status_argument
         on_gpu = type(handle) is not c_uint64
         wait = handle.waiter(context) if on_gpu else context.wait
-        deadline = None if limit is None else time.monotonic() + limit.seconds
+        if limit is not None and deadline is None:
+            deadline = time.monotonic() + limit.seconds
         try:
             slice_ms = _slice_ms(deadline)
             if not on_gpu and limit is None and self.collect is None:
