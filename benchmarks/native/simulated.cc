@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // How long the shipped allreduce between hosts takes over a simulated network: simulated [hosts bytes [Gbit/s [latency
 // in us [us of a processor for a message [least hosts of a group [batches]]]]]]. Without arguments, tables: of both
-// ways and without groups, and of 102 MB of gradients in batches. All hosts share the memory of the tensors.
+// ways and without groups, and of 102 MB of gradients in batches. All hosts share the memory of the tensors. Above
+// BatchTimes::kMostExact hosts, for which memory does not suffice, a line is by the formula.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 
+#include "simulate/batch_times.h"
 #include "simulate/simulated_allreduce.h"
 
 namespace {
@@ -23,6 +25,13 @@ struct Row {
   int group_hosts = 0;  // as the setting
   int batches = 1;
 };
+
+void show_formula(const Row& row) {
+  const hvd::BatchTimes times({.hosts = row.hosts, .link = row.model, .group_hosts = row.group_hosts});
+  const double ms = times.formula_ns(row.bytes) * 1e-6, bound = hvd::bound_ms(row.hosts, row.bytes, row.model);
+  std::printf("%5d hosts, %9zu bytes, by the formula  whole %9.3f ms, %6.2f times the link's %8.3f ms\n", row.hosts,
+              row.bytes, ms, ms / bound, bound);
+}
 
 bool show(const Row& row) {
   const auto begin = std::chrono::steady_clock::now();
@@ -92,6 +101,10 @@ int main(int argc, char** argv) {
   if (argc > 5) row.model.send_ns = row.model.receive_ns = static_cast<uint64_t>(std::atof(argv[5]) * 1e3);
   if (argc > 6) row.group_hosts = std::atoi(argv[6]);
   if (argc > 7) row.batches = std::atoi(argv[7]);
+  if (row.hosts > hvd::BatchTimes::kMostExact) {
+    show_formula(row);
+    return 0;
+  }
   bool ok = true;
   for (const Way way : {Way::kFlat, Way::kInPieces}) {
     row.way = way;

@@ -84,7 +84,7 @@ double BatchTimes::exact_ns(size_t bytes) const {
 double BatchTimes::formula_ns(size_t bytes) const {
   if (model_.hosts == 1) return inside_ns(bytes);
   if (plan::is_gathered(bytes, model_.hosts)) return gathered_ns(bytes) + inside_ns(bytes);
-  const plan::BetweenHosts cut = plan::between_hosts(bytes, model_.hosts, 0);
+  const plan::BetweenHosts cut = plan::between_hosts(bytes, model_.hosts, model_.group_hosts);
   const auto count = static_cast<int64_t>(bytes / kElementBytes);
   const bool in_pieces = model_.ranks_per_host > 1 && plan::goes_in_pieces(bytes);
   const int64_t chunk =
@@ -102,7 +102,7 @@ double BatchTimes::formula_ns(size_t bytes) const {
 // Every input goes to all others, or to those of the row, and the fold of the row to those of the column.
 double BatchTimes::gathered_ns(size_t bytes) const {
   const LinkModel& link = model_.link;
-  const Grid grid(model_.hosts, plan::host_groups(model_.hosts, 0));
+  const Grid grid(model_.hosts, plan::host_groups(model_.hosts, model_.group_hosts));
   const auto latency_ns = static_cast<double>(link.latency_ns), send_ns = static_cast<double>(link.send_ns),
              message_ns = static_cast<double>(link.send_ns + link.receive_ns);
   const double wire_ns = static_cast<double>(bytes) / link.bytes_per_ns;
@@ -133,7 +133,7 @@ double BatchTimes::direct_ns(size_t bytes, double chunks, double folding_ns) con
 // was on its way, and has been taken; or until the processor has handled all of them.
 double BatchTimes::groups_ns(size_t bytes, double chunks, double folding_ns) const {
   const LinkModel& link = model_.link;
-  const Grid grid(model_.hosts, plan::host_groups(model_.hosts, 0));
+  const Grid grid(model_.hosts, plan::host_groups(model_.hosts, model_.group_hosts));
   const auto latency_ns = static_cast<double>(link.latency_ns), send_ns = static_cast<double>(link.send_ns),
              receive_ns = static_cast<double>(link.receive_ns);
   const auto stage_ns = [&](double messages, double wire_ns) {

@@ -20,6 +20,7 @@ struct BatchModel {
   int hosts = 1, ranks_per_host = 1;
   LinkModel link;
   uint64_t fusion_bytes = uint64_t{128} << 20;
+  int group_hosts = 0;  // as the setting; as many as there are hosts mean no groups. Of the formula
 };
 
 class BatchTimes {
