@@ -42,7 +42,7 @@ class DirectCollectives(Collectives[T]):
     def send(self, tensor: T, to: int, tag: int, process_set: ProcessSet | None, flags: int = 0) -> Operation:
         """Starts sending a tensor to one rank of the set (a rank of the world), which receives as many elements.
 
-        Done when the other rank has it. The result is None.
+        Done when the other rank has called receive, and the tensor's memory may be reused. The result is None.
         """
         context = contexts.current()
         staged: Any = self._adapter.stage(tensor)

@@ -15,8 +15,8 @@ EXPLANATIONS_OF_ELASTIC = (
         "An elastic job waited too long for hosts",
         _LAUNCHER,
         ("the elastic job has ended: it waited too long for",),
-        "The job needs -np workers to begin and --min-np to go on. Until its time limit, it had fewer usable slots "
-        "than that. A host whose workers failed does not count, unless it may come back.",
+        "The job needs -np workers to begin and --min-np to go on. It did not have that many usable slots before "
+        "its time limit. A host whose workers failed does not count, unless it may come back.",
         (
             "`--elastic-timeout` lets the job wait longer; a smaller `--min-np` lets it go on with less.",
             "`--blacklist-cooldown-range 10 100` lets hosts come back whose workers have failed.",
@@ -46,9 +46,9 @@ EXPLANATIONS_OF_ELASTIC = (
             "no worker has got to hvd.init()",
             "is no longer used: ... failed there",
         ),
-        "A host on which workers have failed is no longer used. If this has happened to every host, none may come "
-        "back, and no worker is left, the job ends. If workers fail before they train, the cause is the script or the "
-        "installation.",
+        "A host on which workers have failed is no longer used. The job ends when three things are true: workers have "
+        "failed on every host, no host may come back, and no worker is left. If workers fail before they train, the "
+        "cause is the script or the installation.",
         (
             "Read the workers' own last lines, further up. If none got to hvd.init(), look at the command, at the "
             "script's first lines, and whether it calls hvd.init().",
@@ -69,7 +69,7 @@ EXPLANATIONS_OF_ELASTIC = (
         _LAUNCHER,
         ("worlds in a row broke before a commit",),
         "Three worlds in a row broke before their first commit. No worker had ended, and no host had changed, so the "
-        "next one would break, too: an operation fails in each world, or connections break.",
+        "next world would break, too: an operation fails in each world, or connections break.",
         (
             "Read what the workers noticed: in the last line, and for each world further up.",
             "Look for a firewall between the hosts; `--network-interface` names the network that joins them.",
@@ -81,9 +81,9 @@ EXPLANATIONS_OF_ELASTIC = (
         "The script ended the job: several workers raised the same exception, or some ended and others did not",
         _LAUNCHER,
         ("raised the same exception", "it waited too long for the end of training"),
-        "Two workers raised the same exception after the same commit, or three while joining, so a new world would "
-        "raise it again. The cause is the script, or data that cannot be read. Or the training function has returned "
-        "in some workers and not in others: these have more steps to do, or other work that takes long.",
+        "The same exception came from two workers after the same commit, or from three while they joined. A new world "
+        "would only raise it again. The cause is the script, or data that cannot be read. Or the training function has "
+        "returned in some workers and not in others: these have more steps to do, or other work that takes long.",
         (
             "Fix the script; the exception is above, with its traceback.",
             "Give all workers the same number of steps, and do the work of one worker after the training function; "

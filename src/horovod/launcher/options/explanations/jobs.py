@@ -80,12 +80,12 @@ EXPLANATIONS_OF_JOBS = (
         _LAUNCHER,
         ("and not continued",),
         "A signal such as SIGSTOP stopped one rank. The others waited for HOROVOD_FROZEN_TIMEOUT_SECONDS and then gave "
-        "up. If a debugger stops a rank, the others of its host wait. Another host gives up after "
-        "HOROVOD_LOST_TIMEOUT_SECONDS, if that rank is the lowest of its host.",
+        "up. The ranks of its own host do not give up a rank that a debugger holds. But if it is the lowest rank of "
+        "its host, other hosts give it up after HOROVOD_LOST_TIMEOUT_SECONDS.",
         (
             "To suspend a whole job, press Ctrl-Z in horovodrun's terminal, and `fg` to go on.",
             "To stop one rank for longer, set HOROVOD_FROZEN_TIMEOUT_SECONDS=0. Then all ranks wait for the stopped "
-            "one while its host answers.",
+            "one, for as long as its host answers.",
         ),
     ),
     Explanation(
@@ -134,7 +134,7 @@ EXPLANATIONS_OF_JOBS = (
         "themselves. If the job is not elastic, all others have been ended.",
         (
             "Check that the machine and its network are up. Read its logs.",
-            "If hosts are silent for a good reason, raise HOROVOD_LOST_TIMEOUT_SECONDS; 0 means for ever.",
+            "If hosts are silent for a good reason, raise HOROVOD_LOST_TIMEOUT_SECONDS; with 0, no host is given up.",
         ),
     ),
 )

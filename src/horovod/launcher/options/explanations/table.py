@@ -28,9 +28,9 @@ EXPLANATIONS = (
         ("says that this is one of ... processes", "this process trains alone (size 1)", "no rank has called init"),
         "A launcher that Horovod does not know (it knows mpirun of Open MPI, MPICH and Intel MPI, srun, torchrun) has "
         "started several processes, and nothing tells them where to meet. Without this error, each process would train "
-        "a model of its own without a warning. If a wrapper (env -i, sudo, su, a container) has dropped all variables "
-        "of the launcher, init warns if it finds the launcher among the processes above, and horovodrun says at the "
-        "end that no rank has called init.",
+        "a model of its own without a warning. A wrapper (env -i, sudo, su, a container) may have dropped the "
+        "launcher's variables. Then init warns, if it finds the launcher among its parent processes. If the launcher "
+        "was horovodrun, it says at its end that no rank has called init.",
         (
             "Let wrappers keep the environment: sudo -E, su -m, and every HOROVOD_* variable for a container.",
             "Start the script with `horovodrun -np N python train.py`.",
@@ -42,9 +42,9 @@ EXPLANATIONS = (
         "Ranks that mpirun, srun or torchrun started cannot find rank 0",
         _START,
         ("in init for the file", "but not which job it belongs to", "are to find each other, cannot be used"),
-        "The ranks of such a job learn where rank 0 is through mpi4py, if the launcher starts MPI jobs and mpi4py is "
-        "installed; otherwise from a file in ~/.horovod, which rank 0 writes. The file did not appear: rank 0 has "
-        "not called init, the hosts share no home folder, or the address in the file leads nowhere.",
+        "If the launcher starts MPI jobs and mpi4py is installed, the ranks learn through mpi4py where rank 0 is. "
+        "Otherwise rank 0 writes it into a file in ~/.horovod. The file did not appear: rank 0 has not called init, "
+        "the hosts share no home folder, or the address in the file leads nowhere.",
         (
             "Look at rank 0's output: it may have failed before hvd.init().",
             "Set HOROVOD_RENDEZVOUS_DIRECTORY to a folder that all hosts share.",
@@ -58,8 +58,8 @@ EXPLANATIONS = (
         _START,
         ("it is another MPI than the launcher's", "but the job was started by the mpirun of"),
         "mpirun or srun started several processes, but the MPI library that mpi4py loads does not understand this "
-        "launcher. Then each process believes that it is alone, or MPI_Init ends it. So Horovod does not use this MPI, "
-        "unless data is to go through MPI.",
+        "launcher. With such an MPI, each process sees only itself, or MPI_Init ends it. If the variables of mpirun "
+        "show the difference, Horovod avoids this MPI. Then you see the error only because data is to go through MPI.",
         (
             "Start the job with the mpirun that belongs to this MPI; the message names it.",
             "Install mpi4py for the launcher's MPI. With srun, `srun --mpi=list` shows what it can speak: Open MPI "
@@ -93,8 +93,8 @@ EXPLANATIONS = (
         "Two processes have called hvd.init() as the same rank",
         _START,
         ("two processes are rank",),
-        "Each rank is one process. A second process with the same environment called init(): mostly a child that the "
-        "script started, such as a multiprocessing worker that imports the script again.",
+        "Each rank is one process. A second process with the same environment called init(): usually a child process "
+        "of the script, such as a multiprocessing worker that imports the script again.",
         (
             "Protect the script with `if __name__ == '__main__':`.",
             "Do not call hvd.init() in DataLoader workers or other child processes.",
@@ -127,8 +127,8 @@ EXPLANATIONS = (
         ("HOROVOD_SECRET_FILE", "is not a folder that only its owner", "is not private to this user"),
         "Each job has a secret, and every connection proves that it knows it. The file with the secret is missing, can "
         "be read by other users, or holds another job's secret. A process left over from an earlier job does this too. "
-        "If mpirun, srun or torchrun has started the ranks, the secret may be in a file in ~/.horovod: then you must "
-        "own both the file and the folder, and no other user may write to them, or read the file.",
+        "If mpirun, srun or torchrun has started the ranks, the secret may be in a file in ~/.horovod. Then you must "
+        "own the file and the folder. No other user may write to either, or read the file.",
         (
             "Start ranks with horovodrun, and pass its environment on.",
             "End processes of earlier jobs.",
@@ -185,7 +185,7 @@ EXPLANATIONS = (
             "cannot create an eventfd",
             "bytes of shared memory",
         ),
-        "A thread, a file descriptor or shared memory could not be had. The message names it, with sizes.",
+        "The system refused a thread, a file descriptor or shared memory. The message names it, with sizes.",
         (
             "Shared memory counts as memory of the container or batch job: raise that limit. The size of /dev/shm does "
             "not matter here.",
@@ -277,7 +277,7 @@ EXPLANATIONS = (
         "A rank that has joined only adds zeros to allreduces. All other operations fail until all ranks have joined.",
         (
             "Until all ranks have joined, call allreduce only.",
-            "Move broadcasts and gathers in front of hvd.join(), or behind it on all ranks (docs/uneven-data.md).",
+            "Call broadcasts and gathers before hvd.join(), or after it on all ranks (docs/uneven-data.md).",
         ),
     ),
     Explanation(
@@ -305,9 +305,9 @@ EXPLANATIONS = (
         "Each of these ranks waits for an operation that another of them has not called. No other thread can make the "
         "missing call, so the job was ended, at most two seconds after the stall report. That report shows where each "
         "rank is. The report comes after ten seconds, or after HOROVOD_STALL_CHECK_TIME_SECONDS if this is shorter. "
-        "HOROVOD_STALL_CHECK_DISABLE=1 turns both off. If a rank has another Python thread, or has used compiled "
-        "operations, it could still go on: the job keeps waiting. An elastic job ends as well, because the calls would "
-        "differ again.",
+        "HOROVOD_STALL_CHECK_DISABLE=1 turns off both the report and this end of the job. If a rank has another Python "
+        "thread, or has used compiled operations, it could still go on: the job keeps waiting. An elastic job ends as "
+        "well, because the calls would differ again.",
         (
             "Compare the calls in the message: calls that wait must come in the same order on all ranks.",
             "Look for a branch on hvd.rank(), or for a set or a dictionary that orders names differently on each rank.",
@@ -369,7 +369,7 @@ EXPLANATIONS = (
         "A rank ended its script or shut down while others still waited for it",
         "RankLeftError (a RankLostError); UnknownError in TensorFlow; the last words of horovodrun",
         ("has left the job (it shut down or exited) while others wait for it", "while other ranks still waited for it"),
-        "All ranks must make the same number of collective calls. One rank was finished before the others.",
+        "All ranks must make the same number of collective calls. One rank ended while others still had calls to make.",
         (
             "Check that all ranks make the same number of steps: leave out the rows that do not divide evenly among "
             "the ranks, or give Keras' fit the same steps_per_epoch on all ranks.",
@@ -409,8 +409,8 @@ EXPLANATIONS = (
         "OutOfMemoryError (a MemoryError); ResourceExhaustedError in TensorFlow",
         ("has not enough memory", "give the job more memory, or gather less at once"),
         "The result of an allgather or alltoall is as large as all ranks' inputs together. The message has the bytes. "
-        "All members of the operation get an error. If the host's memory ran out, the world goes on. If a GPU's did, "
-        "it has ended.",
+        "All members of the operation get an error. If host memory ran out, the world goes on. If GPU memory ran out, "
+        "the world has ended.",
         (
             "Gather less at once, or on fewer ranks (process sets).",
             "Give the job more memory, or place fewer ranks on this host.",
