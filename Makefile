@@ -35,8 +35,8 @@ PYTHON_FILES := $(wildcard src tests tools examples benchmarks)
 # The oldest TensorFlow that is served, in an environment of its own.
 OLDEST := .venv-tensorflow-oldest
 OLDEST_PIP := $(OLDEST)/bin/python -m pip install --disable-pip-version-check
-TENSORFLOW_TESTS := $(addprefix tests/frameworks/,test_tensorflow_contract.py test_tensorflow_ops.py \
-  test_tensorflow_traps.py test_tensorflow_elastic.py test_keras.py)
+TENSORFLOW_TESTS := $(addprefix tests/frameworks/,$(addprefix tensorflow/test_tensorflow_,contract.py ops.py traps.py elastic.py) \
+  keras/test_keras.py)
 
 # The oldest JAX that is served, for `make check-all`.
 JAX_OLDEST := .venv-jax-oldest
@@ -90,28 +90,26 @@ PYTEST = .venv/bin/python -m pytest -q -o cache_dir=build/pytest/$@
 test-core: install
 	@$(STEP) --show "python tests" $(PYTEST) tests $(addprefix --ignore tests/,frameworks processes cluster schedulers)
 
-OF_ELASTIC := $(wildcard tests/processes/test_elastic*.py)
 test-processes: install install-mpi
-	@$(STEP) --show "python tests of processes" $(PYTEST) tests/processes $(addprefix --ignore ,$(OF_ELASTIC))
+	@$(STEP) --show "python tests of processes" $(PYTEST) tests/processes --ignore tests/processes/elastic
 
 test-elastic: install
-	@$(STEP) --show "python tests of elastic jobs" $(PYTEST) $(OF_ELASTIC)
+	@$(STEP) --show "python tests of elastic jobs" $(PYTEST) tests/processes/elastic
 
 # Hosts made of namespaces: needs root, sshd, nftables and more, or is not run; with REQUIRE_CLUSTER=1 that is a failure.
 test-cluster: install install-mpi $(if $(filter 1,$(THOROUGH)),install-mxnet)
 	@$(STEP) --show "python tests on several hosts" $(PYTEST) tests/cluster
 
 # The data is no prerequisite of the next two: the longest of all would wait for their turn once more.
-OF_TENSORFLOW := $(wildcard tests/frameworks/test_tensorflow_*.py tests/frameworks/test_keras*.py)
 test-tensorflow: install
 	@$(DATA)
-	@$(STEP) --show "python tests of TensorFlow" $(PYTEST) $(OF_TENSORFLOW)
+	@$(STEP) --show "python tests of TensorFlow" $(PYTEST) $(addprefix tests/frameworks/,tensorflow keras)
 
 # MXNet's run in test-mxnet.
 test-frameworks: install
 	@$(DATA)
 	@$(STEP) --show "python tests of other frameworks" $(PYTEST) tests/frameworks \
-	  $(addprefix --ignore ,$(OF_TENSORFLOW)) --ignore-glob '*/frameworks/test_mxnet_*'
+	  $(addprefix --ignore tests/frameworks/,tensorflow keras mxnet)
 
 # While the frameworks are fetched.
 test-native: wheel
@@ -127,7 +125,7 @@ test-oldest: install-oldest
 # What other frameworks share with it is tested with the newest JAX. So is CUDA, whose tests need PyTorch.
 test-jax-oldest: install-jax-oldest
 	@$(STEP) --show "tests with the oldest JAX" $(JAX_OLDEST)/bin/python -m pytest -q -o cache_dir=build/pytest/$@ \
-	  -k "not keras and not frameworks_of" $(filter-out %_gpu.py,$(wildcard tests/frameworks/test_jax_*.py))
+	  -k "not keras and not frameworks_of" tests/frameworks/jax --ignore tests/frameworks/jax/test_jax_gpu.py
 
 # Jobs on Ray and Spark, one at a time: each starts servers of its own.
 test-schedulers: install $(SCHEDULERS)/created
@@ -136,7 +134,7 @@ test-schedulers: install $(SCHEDULERS)/created
 
 test-mxnet: install-mxnet data
 	@$(STEP) --show "tests with MXNet" $(MXNET)/bin/python -m pytest -q -o cache_dir=build/pytest/$@ \
-	  $(wildcard tests/frameworks/test_mxnet_*.py)
+	  tests/frameworks/mxnet
 
 # BASE: the commit to compare with; by default where the branch left main.
 affected: install
@@ -153,7 +151,7 @@ QUICKLY := -m "not slow" -k "not torch and not tensorflow and not tcp and not 3+
 
 quick-contract: install-quick
 	@$(STEP) --show "contract and launcher tests" $(PYTEST) $(QUICKLY) tests/contract \
-	  $(addprefix tests/processes/test_,launcher.py lost_ranks.py)
+	  $(addprefix tests/processes/,launcher/test_launcher.py failures/test_lost_ranks.py)
 
 quick-unit: install-quick
 	@$(STEP) --show "unit tests" $(PYTEST) $(QUICKLY) tests/unit

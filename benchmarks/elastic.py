@@ -42,7 +42,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
 from support.cluster import Cluster, Host  # noqa: E402
-from support.elastic_jobs import LEDGER, ElasticJob, ledgers  # noqa: E402
+from support.elastic.elastic_jobs import LEDGER, ElasticJob, ledgers  # noqa: E402
 
 HEAD = """
 import numpy as np

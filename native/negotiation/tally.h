@@ -13,7 +13,7 @@
 // A round is one decision about the entry, so all hosts count the same.
 //
 // Every member function is one shared-memory operation. Ranks take them in the order of Member::begin, the leader in
-// that of Leader; the model checks (tests/native/*_model_test.cc) interleave them in every way, over the very same
+// that of Leader; the model checks (tests/native/negotiation) interleave them in every way, over the very same
 // code.
 #pragma once
 

@@ -12,7 +12,7 @@
 //
 // All operations are sequentially consistent. A sleeper announces before it looks and a ringer writes before it looks,
 // so at least one of them sees the other. Every step is one shared-memory operation; Bells takes them one after the
-// other, and tests/native/doorbell_model_test.cc interleaves those of all threads of two processes in every way.
+// other, and tests/native/engine/doorbell_model_test.cc interleaves those of all threads of two processes in every way.
 #pragma once
 
 #include <atomic>

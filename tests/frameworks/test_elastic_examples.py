@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from support.elastic_jobs import ElasticJob
+from support.elastic.elastic_jobs import ElasticJob
 from support.examples import EXAMPLES, mnist_folder
 from support.frameworks import TENSORFLOW_ENV
 

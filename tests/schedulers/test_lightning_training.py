@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from schedulers.test_spark_training import ROWS, Here, model_of_torch, one_generation, store  # noqa: F401
-from unit import test_surface as surface
+from unit.core import test_surface as surface
 
 from horovod.spark.common.backend import SparkBackend
 from horovod.spark.common.store import LocalStore

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.extent import SLACK_S
-from unit import test_surface as surface
+from unit.core import test_surface as surface
 
 ray = pytest.importorskip("ray", reason="not run: ray is not installed")
 

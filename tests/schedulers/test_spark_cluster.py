@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import spark as support
 from support.extent import SLACK_S
-from support.spark import (
+from support.schedulers import spark as support
+from support.schedulers.spark import (
     GONE_S,
     assert_nothing_is_left,
     kill_above,
@@ -156,7 +156,7 @@ DRIVER = """
 import signal, sys
 from pathlib import Path
 sys.path[:0] = {path!r}
-from support.spark import session
+from support.schedulers.spark import session
 import horovod.spark
 
 def hang():

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import spark as support
 from support.extent import SLACK_S, later
-from support.spark import assert_nothing_is_left, connect_session, kill_above
+from support.schedulers import spark as support
+from support.schedulers.spark import assert_nothing_is_left, connect_session, kill_above
 
 import horovod.spark
 from horovod.core import pickling

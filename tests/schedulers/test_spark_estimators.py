@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.pages import ROOT, scripts_of
-from support.spark import session
+from support.schedulers.spark import session
 
 import horovod
 from horovod.spark.common import util

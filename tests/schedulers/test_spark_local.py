@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import spark as support
 from support.extent import SLACK_S, later
 from support.pages import ROOT, scripts_of
-from support.spark import (
+from support.schedulers import spark as support
+from support.schedulers.spark import (
     Watched,
     assert_nothing_is_left,
     kill_above,

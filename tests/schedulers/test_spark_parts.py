@@ -135,7 +135,7 @@ OF_PYSPARK = ["torch", "torch.util", "common.params", "common.estimator", "commo
 @pytest.mark.parametrize("name", [*OF_PYSPARK, pytest.param("keras", marks=pytest.mark.thorough)])
 def test_a_module_has_horovods_names_parameters_and_defaults(name: str) -> None:
     module = f"horovod.spark.{name}"
-    found = runpy.run_path(str(ROOT / "tests/unit/test_surface.py"))
+    found = runpy.run_path(str(ROOT / "tests/unit/core/test_surface.py"))
     owner = pkgutil.resolve_name(module)
     entries = found["SURFACE"][module].items()
     assert [text for name, entry in entries for text in found["compared"](module, name, owner, entry)] == []

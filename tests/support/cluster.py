@@ -32,6 +32,7 @@ from support.extent import SLACK_S
 
 __all__ = ["Cluster", "Host", "MakeCluster", "lacking"]
 
+_SCRIPTS = Path(__file__).with_name("scripts")
 _NETWORK = "10.77.0"
 _SECOND_NETWORK = "10.78.0"
 _UNSHARE = ["unshare", "--fork", "--kill-child=KILL", "--net"]
@@ -131,7 +132,7 @@ class Host:
         if self._bad_cable is None:
             port, far = f"to{self.index}", f"far{self.index}"
             self._cluster.on_switch("ip", "link", "del", port)
-            script = str(Path(__file__).with_name("bad_cable.py"))
+            script = str(_SCRIPTS / "bad_cable.py")
             self._bad_cable = _piped([*self._cluster.enter_switch(), sys.executable, script, port, far])
             _expect(self._bad_cable, "ready")
             self._cluster.switch_batch(
@@ -180,7 +181,7 @@ class Host:
 
     def begin(self, cluster: Cluster, shared: Sequence[str]) -> None:
         self._cluster = cluster
-        script = str(Path(__file__).with_name("cluster_host.sh"))
+        script = str(_SCRIPTS / "cluster_host.sh")
         assert _SSHD is not None
         words = [*_UNSHARE, *_HOST_SPACES, "bash", script, self.name, str(cluster.folder), _SSHD, *shared]
         self._process = _piped(words)

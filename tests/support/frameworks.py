@@ -394,11 +394,11 @@ def load(name: str) -> Any:
     with_modes: dict[str, Any] = {"tensorflow": TensorFlow, "jax": Jax}
     plain: dict[str, Any] = {"core": Core, "torch": Torch, "mxnet": Mxnet}
     if name == "torch_gpu":
-        from support.torch_on_gpu import TorchOnGpu
+        from support.gpu.torch_on_gpu import TorchOnGpu
 
         plain[name] = TorchOnGpu
     if name.startswith("tensorflow_gpu"):
-        from support.tensorflow_on_gpu import TensorFlowOnGpu
+        from support.gpu.tensorflow_on_gpu import TensorFlowOnGpu
 
         with_modes[module], mode = TensorFlowOnGpu, mode.removeprefix("gpu").removeprefix("_")
     framework: Any = with_modes[module](mode or "eager") if module in with_modes else plain[name]()

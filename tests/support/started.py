@@ -23,7 +23,7 @@ import pytest
 from support.cluster import Host
 from support.jobs import python, run_job
 from support.pages import job_file_of
-from support.programs import COLLECTIVES, STARTED, TRAINING
+from support.scripts.programs import COLLECTIVES, STARTED, TRAINING
 
 __all__ = [
     "MPI_SLOTS",

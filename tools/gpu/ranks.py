@@ -63,10 +63,10 @@ class OnCuda:
 
 
 class OnStandIn:
-    """Tensors of tests/support/standin.py."""
+    """Tensors of tests/support/gpu/standin.py."""
 
     def __init__(self, local_rank: int) -> None:
-        from support import standin
+        from support.gpu import standin
 
         self.standin = standin
         standin.with_gpus()

@@ -27,7 +27,7 @@ class Test:
     @property
     def environment(self) -> str:
         """The virtual environment that pytest runs in; empty for this interpreter's."""
-        of = {"test_mxnet_": ".venv-mxnet", "tests/schedulers": ".venv-schedulers"}
+        of = {"tests/frameworks/mxnet": ".venv-mxnet", "tests/schedulers": ".venv-schedulers"}
         return next((of[part] for part in of if any(part in argument for argument in self.arguments)), "")
 
     def __str__(self) -> str:

@@ -70,13 +70,13 @@ def tests_near(file: str) -> list[Test]:
     path = Path(file)
     if file.startswith("native/"):
         header, folder = path.with_suffix(".h").relative_to("native").as_posix(), f"{path.parent.name}/"
-        names = {test: included(test) for test in NATIVE_TESTS.glob("*_test.cc")}
+        names = {test: included(test) for test in NATIVE_TESTS.rglob("*_test.cc")}
         near = [test for test in names if header in names[test] or test.stem == f"{path.stem}_test"]
         near = near or [test for test in names if any(folder in name for name in names[test])]
         return [Test((test.stem,)) for test in sorted(near)]
     module = ".".join(path.with_suffix("").parts[1:]).removesuffix(".__init__")
     package, _, name = module.rpartition(".")
-    texts = {test: test.read_text(encoding="utf-8") for test in (ROOT / "tests" / "unit").glob("test_*.py")}
+    texts = {test: test.read_text(encoding="utf-8") for test in (ROOT / "tests" / "unit").rglob("test_*.py")}
     module, package = re.escape(module), re.escape(package)
     for pattern in (rf"{module}\b|from {package} import [^\n]*\b{name}\b", rf"(from|import) {package}\b"):
         near = [test for test, text in texts.items() if re.search(pattern, text) or test.stem == f"test_{path.stem}"]
@@ -89,8 +89,9 @@ def included(path: Path) -> set[str]:
     """Return the headers that a native test includes, also by those of the tests."""
     found = set(re.findall(r'#include "([^"]+)"', path.read_text(encoding="utf-8")))
     for name in list(found):
-        if (NATIVE_TESTS / name).exists():
-            found |= included(NATIVE_TESTS / name)
+        header = next((folder / name for folder in (path.parent, NATIVE_TESTS) if (folder / name).exists()), None)
+        if header is not None:
+            found |= included(header)
     return found
 
 
@@ -104,7 +105,7 @@ def tests_wide(file: str) -> list[Test]:
     others = [test for test in named if test not in (*core, affected["NATIVE"], *affected["CLUSTER"])]
     tests = [Test((*core, *QUICK))] if core else []
     if affected["NATIVE"] in named:
-        tests = [*(Test((test.stem,)) for test in sorted(NATIVE_TESTS.glob("*_test.cc"))), *tests]
-    apart = [[test for test in others if part in test] for part in ("test_mxnet_", "tests/schedulers")]
+        tests = [*(Test((test.stem,)) for test in sorted(NATIVE_TESTS.rglob("*_test.cc"))), *tests]
+    apart = [[test for test in others if part in test] for part in ("tests/frameworks/mxnet", "tests/schedulers")]
     rest = [test for test in others if not any(test in part for part in apart)]
     return tests + [Test(tuple(part)) for part in (*apart, rest) if part]

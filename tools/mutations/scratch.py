@@ -24,7 +24,7 @@ MUTATION_LIMIT_S = 90.0
 TIMES_UNBROKEN = 4
 BUILD_LIMIT_S = 900.0
 # The library says what it was built from: with any change in Python this test would fail.
-OF_BUILD = "tests/unit/test_native_layout.py::test_the_build_is_told_apart_by_its_sources"
+OF_BUILD = "tests/unit/core/test_native_layout.py::test_the_build_is_told_apart_by_its_sources"
 LIBRARIES = ("horovod", "horovod_tensorflow", "horovod_calls")  # what the Python tests load
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # For editors and type checkers: __init__.py loads these names when they are first used, which only a stub can show.
-# tests/unit/test_types.py compares the two.
+# tests/unit/core/test_types.py compares the two.
 from horovod.core.arrays import operations as _operations
 from horovod.core.basics import *  # noqa: F403
 from horovod.core.exceptions import HorovodInternalError as HorovodInternalError

@@ -4,8 +4,8 @@
     job, orders = step(job, event, rules)
 
 It reads no clock and opens nothing. The caller carries the orders out, and runs the timers that `waits` names.
-Every event is legal in every phase. tests/unit/test_membership_model.py runs this file against all interleavings of
-workers that crash, freeze, reconnect, leave and join.
+Every event is legal in every phase. tests/unit/elastic/test_membership_model.py runs this file against all
+interleavings of workers that crash, freeze, reconnect, leave and join.
 
 LIVE: the newest world runs. GATHER: it is over, and its members are coming. OVER: so is the job. What keeps it right:
 

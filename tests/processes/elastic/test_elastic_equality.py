@@ -1,0 +1,338 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an elastic job has trained is what static jobs train, bit for bit, and each item has been counted once.
+
+An elastic job goes through worlds of several sizes, with a kill among the changes. Then its history is done again by
+static jobs: one for each world, of as many ranks on the same hosts, which begin with what the one before has saved.
+Steps that were rolled back are no part of that history. Every rank has other items, so that it matters who did what.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from support.elastic.elastic_jobs import LEDGER, ElasticJob, World, check_items, history, ledgers
+from support.frameworks import TENSORFLOW_ENV
+from support.jobs import TIMEOUT_S, run_job
+
+ONE, TWO = "localhost", "127.0.0.1"
+
+# UNTIL: at which step a static job ends. It may begin with what is in the file FROM, and saves to the file TO.
+HEAD = (
+    LEDGER
+    + """
+import hashlib
+import numpy as np
+from horovod.core.objects import allgather_object
+
+until = int(os.environ.get("UNTIL", "-1"))
+
+def is_over(step):
+    time.sleep(0.01)
+    # All ranks see the file at the same step.
+    return step == until or until < 0 and max(allgather_object(os.path.exists("end")))
+
+def ended(step, arrays):
+    digest = hashlib.sha256(b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)).hexdigest()
+    print("finished", worker, hvd.rank(), hvd.size(), step, 0, True, flush=True)
+    print("weights", digest, flush=True)
+"""
+)
+
+PYTORCH = (
+    HEAD
+    + """
+import torch
+import horovod.torch as hvd
+
+hvd.init()
+torch.manual_seed(1)
+inputs = torch.randn(100, 8)
+targets = inputs.sin().sum(1, keepdim=True)
+model = torch.nn.Sequential(torch.nn.Linear(8, 33), torch.nn.Tanh(), torch.nn.Linear(33, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+sampler = hvd.elastic.ElasticSampler(inputs, seed=3)
+state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, step=0)
+kept = {"model": model, "optimizer": optimizer, "sampler": sampler}
+if "FROM" in os.environ:
+    saved = torch.load(os.environ["FROM"])
+    for name, value in kept.items():
+        value.load_state_dict(saved[name])
+    state.step = saved["step"]
+
+@hvd.elastic.run
+def train(state):
+    enter(state.step)
+    while True:
+        mine = list(sampler)
+        for begin in range(0, len(mine), 3):
+            items = mine[begin : begin + 3]
+            took(state.step + 1, sampler.epoch, items)  # it may be killed when the others have what it gave
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(inputs[items]), targets[items]).backward()
+            optimizer.step()
+            sampler.record_batch(begin // 3, len(items))
+            state.step += 1
+            if is_over(state.step):
+                return
+            state.commit() if state.step % 2 else state.check_host_updates()
+        sampler.set_epoch(sampler.epoch + 1)
+
+train(state)
+if hvd.rank() == 0 and "TO" in os.environ:
+    torch.save({"step": state.step, **{name: value.state_dict() for name, value in kept.items()}}, os.environ["TO"])
+ended(state.step, [value.numpy() for value in model.state_dict().values()])
+"""
+)
+
+# Sums of halves and of numbers that are no powers of two: another order of ranks, or a step too many, changes the bits.
+CORE = (
+    HEAD
+    + """
+import horovod.core as hvd
+from horovod.core.objects import broadcast_object
+from horovod.elastic.state.state import ObjectState
+from horovod.elastic.worker.wrapper import run_fn
+
+hvd.init()
+inputs = np.random.default_rng(1).standard_normal((1000, 8))
+saved = np.load(os.environ["FROM"]) if "FROM" in os.environ else {"weights": np.zeros(8), "step": 0}
+state = ObjectState(broadcast_object, hvd.rank, weights=saved["weights"], step=int(saved["step"]))
+
+def train(state):
+    enter(state.step)
+    while True:
+        items = [(state.step * 31 + 7 * i + hvd.rank() * 3) % 1000 for i in range(3)]
+        took(state.step + 1, 0, items)
+        rows = inputs[items]
+        gradient = rows.T @ (rows @ state.weights - np.sin(rows).sum(1))
+        state.weights = state.weights - 0.01 * hvd.allreduce(gradient, name="gradient")
+        state.step += 1
+        if is_over(state.step):
+            return
+        state.commit() if state.step % 2 else state.check_host_updates()
+
+run_fn(train, None)(state)
+if hvd.rank() == 0 and "TO" in os.environ:
+    np.savez(os.environ["TO"], weights=state.weights, step=state.step)
+ended(state.step, [state.weights])
+"""
+)
+
+# A list of variables is all there is to keep.
+VARIABLES = """
+def load(variables):
+    if "FROM" not in os.environ:
+        return 0
+    saved = np.load(os.environ["FROM"])
+    for i, variable in enumerate(variables):
+        variable.assign(saved[f"arr_{i}"])
+    return int(saved["step"])
+
+def save(variables, step):
+    if hvd.rank() == 0 and "TO" in os.environ:
+        np.savez(os.environ["TO"], *[variable.numpy() for variable in variables], step=step)
+    ended(step, [variable.numpy() for variable in variables])
+"""
+
+TENSORFLOW = (
+    HEAD
+    + VARIABLES
+    + """
+import tensorflow as tf, keras
+import horovod.tensorflow as hvd
+
+hvd.init()
+keras.utils.set_random_seed(1)
+inputs = tf.random.stateless_normal((1000, 8), (1, 2))
+targets = tf.reduce_sum(tf.sin(inputs), axis=1, keepdims=True)
+model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(33, "tanh"), keras.layers.Dense(1)])
+optimizer = keras.optimizers.Adam(0.01)
+optimizer.build(model.trainable_variables)
+variables = model.trainable_variables + optimizer.variables
+state = hvd.elastic.TensorFlowState([variable.value for variable in variables], step=0)
+state.step = load(variables)
+
+@tf.function(autograph=False)
+def step(items):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(tf.gather(inputs, items)) - tf.gather(targets, items)) ** 2)
+    gradients = hvd.DistributedGradientTape(tape).gradient(loss, model.trainable_variables)
+    optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+
+@hvd.elastic.run
+def train(state):
+    enter(state.step)
+    while True:
+        items = [(state.step * 31 + 7 * i + hvd.rank() * 3) % 1000 for i in range(3)]
+        step(tf.constant(items))
+        state.step += 1
+        took(state.step, 0, items)
+        if is_over(state.step):
+            return
+        state.commit() if state.step % 2 else state.check_host_updates()
+
+train(state)
+save(variables, state.step)
+"""
+)
+
+KERAS = (
+    HEAD
+    + VARIABLES
+    + """
+import keras
+import horovod.keras as hvd
+
+class Enough(Exception):
+    pass
+
+class Slow(keras.callbacks.Callback):
+    def on_batch_end(self, batch, logs=None):
+        step = state.epoch * STEPS + state.batch
+        took(step, state.epoch, [])
+        if is_over(step):
+            raise Enough
+
+hvd.init()
+keras.utils.set_random_seed(1)
+STEPS = 20
+inputs = np.random.default_rng(2).standard_normal((4 * STEPS * 4, 8), np.float32)
+targets = np.sin(inputs).sum(1, keepdims=True)
+model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(33, "tanh"), keras.layers.Dense(1)])
+optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.01))
+model.compile(optimizer=optimizer, loss="mse")
+state = hvd.elastic.KerasState(model, epoch=0, batch=0)
+variables = model.weights + optimizer.variables
+state.epoch, state.batch = divmod(load(variables), STEPS)
+
+@hvd.elastic.run
+def train(state):
+    enter(state.epoch * STEPS + state.batch)
+    mine = slice(hvd.rank() * 4 * STEPS, (hvd.rank() + 1) * 4 * STEPS)
+    callbacks = [
+        hvd.elastic.UpdateBatchStateCallback(state),
+        hvd.elastic.UpdateEpochStateCallback(state),
+        Slow(),
+        hvd.elastic.CommitStateCallback(state, 2),
+    ]
+    try:
+        model.fit(inputs[mine], targets[mine], batch_size=4, epochs=1000, shuffle=False, verbose=0, callbacks=callbacks)
+    except Enough:
+        pass
+
+train(state)
+save(variables, state.epoch * STEPS + state.batch)
+"""
+)
+
+SCRIPTS = {"core": CORE, "torch": PYTORCH, "tensorflow": TENSORFLOW, "keras": KERAS}
+
+
+def done_again(directory: Path, script: str, worlds: list[World], env: dict[str, str]) -> str:
+    """The digest of the weights that static jobs have at the end."""
+    (directory / "train.py").write_text(script)
+    before: dict[str, str] = {}
+    for index, world in enumerate(worlds):
+        hosts = ",".join(f"{name}:{ranks}" for name, ranks in zip((ONE, TWO), world.ranks, strict=False))
+        saved = str(directory / f"{index}.npz")
+        env = {"OMP_NUM_THREADS": "1", **env, **before, "UNTIL": str(world.end), "TO": saved}
+        done = run_job(directory, "-np", str(sum(world.ranks)), "-H", hosts, [sys.executable, "train.py"], env=env)
+        assert done.code == 0, done.stderr
+        before = {"FROM": saved}
+    return digest_of(done.stdout)
+
+
+def digest_of(said: str) -> str:
+    (digest,) = set(re.findall("weights ([0-9a-f]{64})", said))
+    return digest
+
+
+def trains(job: ElasticJob, size: int) -> dict[int, int]:
+    """Blocks until there is a world of that size, and until it has done some steps. Its pids by worker."""
+    pids = job.wait_for_world(size)
+    before = len(ledgers(job.directory))
+    deadline = time.monotonic() + TIMEOUT_S
+    while len(ledgers(job.directory)) < before + 10 * size:
+        assert time.monotonic() < deadline, job.shown()
+        time.sleep(0.02)
+    return pids
+
+
+def on_one_host(job: ElasticJob) -> None:
+    """2, 3, 2, 3 and 1 workers."""
+    trains(job, 2)
+    job.set_hosts(f"{ONE}:3")
+    os.kill(trains(job, 3)[0], signal.SIGKILL)
+    trains(job, 2)
+    trains(job, 3)
+    job.set_hosts(f"{ONE}:1")
+    trains(job, 1)
+
+
+def on_two_hosts(job: ElasticJob) -> None:
+    """2 + 2, 2 + 1, 2 + 2, 1 + 2 and 2 workers."""
+    os.kill(trains(job, 4)[3], signal.SIGKILL)
+    trains(job, 3)
+    trains(job, 4)
+    job.set_hosts(f"{ONE}:1 {TWO}:2")
+    trains(job, 3)
+    job.set_hosts(f"{TWO}:2")
+    trains(job, 2)
+
+
+class Case(NamedTuple):
+    name: str
+    play: Callable[[ElasticJob], None]
+    hosts: str
+    np: int
+    transport: str = "auto"
+
+
+CASES = {
+    "core-shm": Case("core", on_one_host, f"{ONE}:2", 2),
+    "core-hierarchical": Case("core", on_two_hosts, f"{ONE}:2 {TWO}:2", 4),
+    "torch-shm": Case("torch", on_one_host, f"{ONE}:2", 2),
+    "torch-hierarchical": Case("torch", on_two_hosts, f"{ONE}:2 {TWO}:2", 4),
+    "torch-tcp": Case("torch", on_one_host, f"{ONE}:2", 2, "tcp"),
+    "tensorflow": Case("tensorflow", on_one_host, f"{ONE}:2", 2),
+    "keras": Case("keras", on_one_host, f"{ONE}:2", 2),
+}
+DAILY = ("core-hierarchical",)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in DAILY else pytest.mark.thorough) for name in CASES]
+)
+def test_what_was_trained_equals_static_jobs(tmp_path: Path, name: str) -> None:
+    case = CASES[name]
+    if case.name != "core" and importlib.util.find_spec(case.name) is None:
+        pytest.skip(f"not run: {case.name} is not installed")
+    script = SCRIPTS[case.name]
+    elastic, static = tmp_path / "elastic", tmp_path / "static"
+    elastic.mkdir()
+    static.mkdir()
+    # PyTorch keeps these for its next process.
+    cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    env = {**TENSORFLOW_ENV, **cache, "HOROVOD_TRANSPORT": case.transport}
+    flags = ["-np", str(case.np), "--min-np", "1"]
+    blame = {"HOROVOD_ELASTIC_BLAME": "worker"}
+    with ElasticJob(elastic, *flags, script=script, hosts=case.hosts, env={**env, **blame}) as job:
+        case.play(job)
+        said = job.finish()
+    (steps,) = set(re.findall(r"finished \d+ \d+ \d+ (\d+)", said))
+    entries = ledgers(elastic)
+    worlds = history(entries, int(steps))
+    assert len(worlds) >= 4, worlds
+    assert digest_of(said) == done_again(static, script, worlds, env), worlds
+    if case.name == "torch":
+        check_items(entries, worlds, 100)
