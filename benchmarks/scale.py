@@ -3,8 +3,9 @@
 """What many hosts cost, before and with groups of hosts and a tree of leaders: a record and a chart.
 
 A batch of 1 MiB between hosts of one rank, in virtual time (build/native/bench_simulated: 10 Gbit/s, 30 us of latency,
-3 us of a processor for a message at each end; above 1,024 hosts by the simulator's formula); and the processor time of rank 0's leader in a steady step of 161 names
-and 8 ranks a host, measured (build/native/bench_rank0, without sockets). Both programs come with `make native`.
+3 us of a processor for a message at each end; above 1,024 hosts by the simulator's formula); and the processor time of
+rank 0's leader in a steady step of 161 names and 8 ranks a host, measured (build/native/bench_rank0, without sockets).
+Both programs come with `make native`.
 
     python benchmarks/scale.py benchmarks/records/scale.json docs/images/scale.svg
 """
@@ -36,7 +37,8 @@ def main() -> None:
     batches = [{"hosts": hosts, **batch(hosts)} for hosts in EXCHANGING]
     steps = [{"hosts": hosts, **rank_0(hosts)} for hosts in LED]
     write_record(record, ("python", "benchmarks/scale.py"), {"batch_of_1_mib": batches, "rank_0_steady_step": steps})
-    upper = panel("A batch of 1 MiB over 10 Gbit/s, simulated (above 1,024 hosts: a formula), by hosts", batches, {**BATCH, "link": LINK})
+    title = "A batch of 1 MiB over 10 Gbit/s, simulated (above 1,024 hosts: a formula), by hosts"
+    upper = panel(title, batches, {**BATCH, "link": LINK})
     lower = panel("Rank 0's processor time for a step of 161 gradients, by hosts", steps, RANK_0)
     parts = [*upper, f'<g transform="translate(0 {HEIGHT})">', *lower, "</g>"]
     Path(target).write_text(picture(WIDTH, 2 * HEIGHT, parts))

@@ -85,6 +85,7 @@ struct Rank0 {
     for (int name = 0; name < names; ++name) leader.pending().add(static_cast<uint32_t>(name), 400, 0, true, 1);
     if (!leader.speak().ok()) std::exit(1);
     for (int group = 1; group < map.tree.groups(); ++group) take(group, FrameKind::kHostReady, payload);
+    if (!leader.pass_on().ok()) std::exit(1);
     return processor_ms() - begin;
   }
 

@@ -247,6 +247,14 @@ bool parse_leave(std::string_view payload, int world_size, int* rank) {
 
 std::string leave_payload(int rank) { return Writer().put(static_cast<int32_t>(rank)).take(); }
 
+int sender_of(FrameKind kind, std::string_view payload, int world_size) {
+  if (RefuseFrame refusal; kind == FrameKind::kRefuse && parse_refuse(payload, world_size, &refusal))
+    return refusal.rank;
+  if (JoinFrame join; kind == FrameKind::kJoin && parse_join(payload, world_size, &join)) return join.rank;
+  if (int rank = -1; kind == FrameKind::kLeave && parse_leave(payload, world_size, &rank)) return rank;
+  return -1;
+}
+
 bool parse_stack_wanted(std::string_view payload, int world_size, int* rank) {
   return parse_leave(payload, world_size, rank);  // a rank as well
 }

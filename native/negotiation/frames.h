@@ -106,6 +106,8 @@ bool parse_join(std::string_view payload, int world_size, JoinFrame* out);
 std::string join_payload(const JoinFrame& join);
 bool parse_leave(std::string_view payload, int world_size, int* rank);
 std::string leave_payload(int rank);
+// The rank that a refusal, a join or a leave is about; negative: the frame is none of these, or makes no sense.
+int sender_of(FrameKind kind, std::string_view payload, int world_size);
 bool parse_stack_wanted(std::string_view payload, int world_size, int* rank);
 std::string stack_wanted_payload(int rank);
 bool parse_stack(std::string_view payload, int world_size, int* rank, std::string* text);

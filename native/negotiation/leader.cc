@@ -64,28 +64,8 @@ void Leader::remove_set(int32_t set) {
   }
 }
 
-// True if this rank may send the frame: it is about the rank itself.
-bool Leader::is_sound_from(int rank, FrameKind kind, const std::string& payload, RequestFrame* request) const {
-  RefuseFrame refusal;
-  JoinFrame join;
-  int leaving = -1;
-  switch (kind) {
-    case FrameKind::kRequest:
-      return parse_request(payload, map_.world_size(), request) && request->ranks.size() == 1 &&
-             request->ranks.front().rank == rank;
-    case FrameKind::kRefuse:
-      return parse_refuse(payload, map_.world_size(), &refusal) && refusal.rank == rank;
-    case FrameKind::kJoin:
-      return parse_join(payload, map_.world_size(), &join) && join.rank == rank;
-    case FrameKind::kLeave:
-      return parse_leave(payload, map_.world_size(), &leaving) && leaving == rank;
-    default:
-      return false;
-  }
-}
-
 Status Leader::take_from_rank(uint32_t local_rank, FrameKind kind, const std::string& payload) {
-  const int rank = rank_of(local_rank);
+  const int rank = map_.ranks_here[local_rank], world_size = map_.world_size();
   const auto unreadable = [&] {
     const std::string what = "a message of kind " + std::to_string(static_cast<int>(kind));
     return unreadable_from(rank, map_.rank, what, payload.size());
@@ -96,7 +76,11 @@ Status Leader::take_from_rank(uint32_t local_rank, FrameKind kind, const std::st
     return {};
   }
   RequestFrame request;
-  if (!is_sound_from(rank, kind, payload, &request)) return unreadable();
+  const bool is_about_itself = kind == FrameKind::kRequest
+                                   ? parse_request(payload, world_size, &request) && request.ranks.size() == 1 &&
+                                         request.ranks.front().rank == rank
+                                   : sender_of(kind, payload, world_size) == rank;
+  if (!is_about_itself) return unreadable();
   HVD_RETURN_IF_ERROR(pass_on());
   if (coordinates()) {
     // Complete entries were complete before this rank left.

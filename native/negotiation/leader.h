@@ -63,8 +63,8 @@ class Leader {
   // One frame of a rank of this host, or of another host's leader.
   Status take_from_rank(uint32_t local_rank, FrameKind kind, const std::string& payload);
   Status take_from_host(int host, FrameKind kind, const std::string& payload);
-  // What other hosts have reported as complete waits for this, so that many reports become one message: to be called
-  // once all frames that are here have been taken. Other frames pass it on as well: the order stays.
+  // Passes on what other hosts have reported as complete. It waits for this, so many reports become one message. To be
+  // called once all frames that are here have been taken. Other frames pass it on as well: the order stays.
   Status pass_on();
   bool has_to_pass_on() const { return !decided_.is_empty() || !answered_.is_empty(); }
 
@@ -98,12 +98,10 @@ class Leader {
   std::string snapshot() const;  // as Member's
 
  private:
-  int rank_of(uint32_t local_rank) const { return map_.ranks_here[local_rank]; }
   bool coordinates() const { return coordinator_.has_value(); }
   double now_seconds() const { return static_cast<double>(clock_.now_ns()) * 1e-9; }
   void send_up(FrameKind kind, const std::string& payload) { uplink_.send(map_.above(), kind, payload); }
 
-  bool is_sound_from(int rank, FrameKind kind, const std::string& payload, RequestFrame* request) const;
   void send_requests(const std::vector<RequestFrame>& requests);
   void send_word_of(int rank, FrameKind kind, const std::string& payload);
   bool is_time(const Pending::Contents& pending) const;

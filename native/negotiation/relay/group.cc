@@ -8,15 +8,6 @@
 
 namespace hvd {
 
-// The rank that sends a frame about itself alone; negative: the frame makes no sense.
-static int sender_of(FrameKind kind, const std::string& payload, int world_size) {
-  int rank = -1;
-  if (RefuseFrame refusal; kind == FrameKind::kRefuse)
-    return parse_refuse(payload, world_size, &refusal) ? refusal.rank : -1;
-  if (JoinFrame join; kind == FrameKind::kJoin) return parse_join(payload, world_size, &join) ? join.rank : -1;
-  return parse_leave(payload, world_size, &rank) ? rank : -1;
-}
-
 // False: the frame makes no sense, coming from this host.
 bool Leader::take_from_group(int host, FrameKind kind, const std::string& payload) {
   const auto lives_there = [&](int rank) { return rank >= 0 && map_.host_of(rank) == host; };

@@ -192,9 +192,7 @@ class Operation:
         self.keep = keep
         self.collect = collect
 
-    def wait(
-        self, number: int | None = None, limit: TimeLimit | None = None, deadline: float | None = None
-    ) -> Any:
+    def wait(self, number: int | None = None, limit: TimeLimit | None = None, deadline: float | None = None) -> Any:
         """Blocks until the operation is done here; returns its result or raises its error. To be called once.
 
         On a GPU, until it is launched: the current stream waits for the rest (core/gpus.py).

@@ -327,6 +327,16 @@ class Checker {
     if (leader.has_to_pass_on()) idle(LeaderCall::Kind::kPassOn);
   }
 
+  static Status take(Leader* leader, const LeaderCall& call) {
+    using Kind = LeaderCall::Kind;
+    const auto& [kind, payload] = call.frame;
+    bool any = false;
+    if (call.kind == Kind::kRing) return leader->take_from_rank(call.from, kind, payload);
+    if (call.kind == Kind::kLink) return leader->take_from_host(static_cast<int>(call.from), kind, payload);
+    if (call.kind == Kind::kRetired) return leader->tell_retired(&any);
+    return call.kind == Kind::kPassOn ? leader->pass_on() : leader->speak();
+  }
+
   void step_leader(W next, int host) {
     LeaderCall& call = at(next.leading, host);
     Replay replay{std::move(call.past)};
@@ -334,20 +344,7 @@ class Checker {
     late_ = call.kind == LeaderCall::Kind::kSpeakLate;
     try {
       enter(&next, host, &replay, [&] {
-        bool any = false;
-        Status outcome;
-        if (call.kind == LeaderCall::Kind::kRing) {
-          outcome = leader.take_from_rank(call.from, call.frame.kind, call.frame.payload);
-        } else if (call.kind == LeaderCall::Kind::kLink) {
-          outcome = leader.take_from_host(static_cast<int>(call.from), call.frame.kind, call.frame.payload);
-        } else if (call.kind == LeaderCall::Kind::kRetired) {
-          outcome = leader.tell_retired(&any);
-        } else if (call.kind == LeaderCall::Kind::kPassOn) {
-          outcome = leader.pass_on();
-        } else {
-          outcome = leader.speak();
-        }
-        if (!outcome.ok()) fail("a leader gave up: " + outcome.text());
+        if (const Status outcome = take(&leader, call); !outcome.ok()) fail("a leader gave up: " + outcome.text());
       });
     } catch (const Suspended&) {
       late_ = false;

@@ -183,7 +183,7 @@ def test_waits_of_the_script_are_events_and_hold_what_statistics_count(worlds: W
         # The statistics leave out a wait for a call of which they do not know when it was ready.
         assert rank["exposed_s"] > sum(of.values()) - 0.02
         assert rank["exposed_for_ranks_s"] + rank["exposed_for_data_s"] == pytest.approx(rank["exposed_s"], abs=0.001)
-    assert summary["ranks"][0]["exposed_for_ranks_s"] > 0.09
-    assert summary["ranks"][1]["last_times"] >= 5 and summary["ranks"][1]["others_waited_s"] > 0.09
+    assert summary["ranks"][0]["exposed_for_ranks_s"] > 0.05
+    assert summary["ranks"][1]["last_times"] >= 5 and summary["ranks"][1]["others_waited_s"] > 0.05
     (late,) = [tensor for tensor in summary["tensors"] if tensor["name"] == "allreduce.late"]
-    assert late["exposed_s"] > 0.09
+    assert late["exposed_s"] > 0.05
