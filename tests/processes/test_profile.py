@@ -45,7 +45,7 @@ def script(steps: int, passes: int = 1) -> list[str]:
     return python(TRAIN.replace("STEPS", str(steps)).replace("PASSES", str(passes)))
 
 
-# Of two ranks, tests/frameworks/test_tensorflow_profile.py.
+# The profile of TensorFlow is one of two ranks.
 @pytest.mark.parametrize(("ranks", "passes"), [(1, 2), later(2, 1)])
 def test_a_job_leaves_a_profile_that_can_be_forecast(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], ranks: int, passes: int
