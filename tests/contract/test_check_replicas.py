@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.frameworks import TENSORFLOW_ENV
 from support.world import WorldPool
 
 SHM = {"HOROVOD_TRANSPORT": "shm"}
@@ -214,7 +215,7 @@ def test_tensorflow_and_keras_compare_models_and_their_optimizers(worlds: WorldP
         hvd.shutdown()
         return texts
 
-    for texts in worlds(2, SHM).run(run):
+    for texts in worlds(2, {**SHM, **TENSORFLOW_ENV}).run(run):
         slots = " the ranks differ in `optimizer variable "
         assert texts[:2] == ["", ""]
         assert all(text.startswith(slots) for text in texts[2:3])

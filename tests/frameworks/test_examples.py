@@ -139,6 +139,7 @@ def test_keras_tells_cats_from_dogs(tmp_path: Path) -> None:
     assert number_after("training accuracy", output) > 0.6
 
 
+@pytest.mark.thorough
 def test_the_ranks_share_the_validation(data: str, tmp_path: Path) -> None:
     arguments = ("--data-dir", data, "--epochs", "1", "--images", "4000")
     output = with_tensorflow("06_tensorflow_validation", tmp_path, *arguments)

@@ -27,7 +27,7 @@ inline size_t group_hosts = 0;  // of its groups; 0: it has none
 constexpr int kOperations = 30;
 constexpr int64_t kLargest = 60'000;
 #else
-inline const int kOperations = thorough() ? 100 : 40;
+inline const int kOperations = thorough() ? 100 : 24;
 constexpr int64_t kLargest = 400'000;
 #endif
 

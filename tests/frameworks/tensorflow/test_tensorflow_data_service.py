@@ -73,14 +73,12 @@ runpy.run_module({COMPUTE_WORKER!r}, run_name="__main__", alter_sys=True)
 
 
 @contextlib.contextmanager
-def compute_job(
-    config: Path, *arguments: str, program: tuple[str, str] = ("-m", COMPUTE_WORKER)
-) -> Iterator[subprocess.Popen[str]]:
+def compute_job(config: Path, program: str) -> Iterator[subprocess.Popen[str]]:
     """Two workers. To be shut down by a training rank: it is ended here only after a test that failed."""
     environment = {**outside(), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "horovod.launcher", "-np", "2", sys.executable, *program]
+    command = [sys.executable, "-m", "horovod.launcher", "-np", "2", sys.executable, "-c", program]
     job = subprocess.Popen(
-        [*command, *arguments, str(config)],
+        [*command, "--dispatchers", "1", str(config)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -126,7 +124,7 @@ def test_workers_prepare_the_batches_of_all_ranks_and_end_before_their_dispatche
         return own, shared, in_turns, mode
 
     file = tmp_path / "config.json"
-    with compute_job(file, "--dispatchers", "1", program=("-c", SLOW_TO_STOP)) as job:
+    with compute_job(file, SLOW_TO_STOP) as job:
         results = world.run(run, str(file), timeout_s=COMPUTE_JOB_TIMEOUT_S)
         output, _ = job.communicate(timeout=COMPUTE_JOB_TIMEOUT_S)
         assert job.returncode == 0, output
@@ -164,11 +162,16 @@ def test_dispatchers_may_run_in_the_training_ranks(world: World, tmp_path: Path)
             config.compute_client().shutdown()
         return sorted(seen)
 
-    file = tmp_path / "config.json"
-    with compute_job(file, "--dispatchers", "2", "--dispatcher-side", "training") as job:
-        assert world.run(run, str(file), timeout_s=COMPUTE_JOB_TIMEOUT_S) == [list(range(10))] * 2
-        output, _ = job.communicate(timeout=COMPUTE_JOB_TIMEOUT_S)
-        assert job.returncode == 0, output
+    def prepare(file: str) -> None:
+        from horovod.tensorflow.data.compute_worker import main
+
+        main(2, "training", file, 60)
+
+    file = str(tmp_path / "config.json")
+    with World(2, TENSORFLOW_ENV) as workers:
+        job = workers.start(prepare, file, timeout_s=COMPUTE_JOB_TIMEOUT_S)
+        assert world.run(run, file, timeout_s=COMPUTE_JOB_TIMEOUT_S) == [list(range(10))] * 2
+        assert job.results() == [None, None]
 
 
 def test_who_is_missing_is_named_and_numbers_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
@@ -233,27 +236,40 @@ def test_a_config_is_written_and_read_and_checked(tmp_path: Path) -> None:
 
 
 def test_a_compute_worker_leaves_the_world_of_a_script_that_has_called_init(tmp_path: Path) -> None:
-    script = (
-        "import sys, threading, horovod.tensorflow as hvd\n"
-        "from horovod.tensorflow.data.compute_service import TfDataServiceConfig\n"
-        "from horovod.tensorflow.data.compute_worker import main\n"
-        "def end():\n"
-        "    config = TfDataServiceConfig.read(sys.argv[1], wait_for_file_creation=True)\n"
-        "    config.compute_client().shutdown()\n"
-        "for has_started in (True, False):\n"
-        "    if has_started: hvd.init()\n"
-        "    threading.Thread(target=end).start()\n"
-        "    main(1, 'compute', sys.argv[1], 60)\n"
-        "    assert hvd.is_initialized() == has_started\n"
-        "    hvd.shutdown()\n"
-    )
-    command = [sys.executable, "-c", script, str(tmp_path / "config.json")]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=240, env=outside())
-    assert result.returncode == 0, result.stderr
+    def run(file: str) -> list[bool]:
+        import threading
+
+        import horovod.tensorflow as hvd
+        from horovod.tensorflow.data.compute_service import TfDataServiceConfig
+        from horovod.tensorflow.data.compute_worker import main
+
+        def end() -> None:
+            TfDataServiceConfig.read(file, wait_for_file_creation=True).compute_client().shutdown()
+
+        left = []
+        for has_started in (True, False):
+            if has_started:
+                hvd.init()
+            ends = threading.Thread(target=end)
+            ends.start()
+            main(1, "compute", file, 60)
+            left.append(hvd.is_initialized())
+            ends.join()
+            hvd.shutdown()
+        return left
+
+    with World(1, TENSORFLOW_ENV) as world:
+        assert world.run(run, str(tmp_path / "config.json"), timeout_s=COMPUTE_JOB_TIMEOUT_S) == [[True, False]]
 
 
 def test_workers_that_cannot_be_dealt_evenly_are_refused(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", COMPUTE_WORKER, "--dispatchers", "2", str(tmp_path / "config.json")]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=240, env=outside())
-    assert result.returncode == 1 and "1 workers cannot be dealt to 2 dispatchers evenly" in result.stderr
+    def run(module: str, file: str) -> None:
+        import runpy
+
+        sys.argv = [module, "--dispatchers", "2", file]
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+    with World(1, TENSORFLOW_ENV) as world:
+        (outcome,) = world.run_each(run, COMPUTE_WORKER, str(tmp_path / "config.json"))
+    assert "InvalidRequestError: 1 workers cannot be dealt to 2 dispatchers evenly" in outcome.traceback
     assert not list(tmp_path.iterdir())

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support.frameworks import TENSORFLOW_ENV
 from support.jobs import run_job
+from support.world import World
 
 pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
 
@@ -143,12 +144,17 @@ for step in range(4):
     ],
     ids=["model", "list"],
 )
-def test_ranks_whose_models_differ_are_told_where(tmp_path: Path, script: str, expected: str) -> None:
+def test_ranks_whose_models_differ_are_told_where(script: str, expected: str) -> None:
     """Their gradients meet under no name: each waits for the other's."""
-    (tmp_path / "train.py").write_text(script)
+
+    def run(script: str) -> None:
+        exec(script, {"__name__": "__main__"})
+
     env = {**TENSORFLOW_ENV, "HOROVOD_STALL_CHECK_TIME_SECONDS": "1"}  # how long they wait before they are told
-    done = run_job(tmp_path, "-np", "2", [sys.executable, "train.py"], env=env)
-    assert done.code != 0
-    assert re.search(f"the ranks disagree about their gradients; {expected}", done.stderr), done.stderr
-    assert "FailedPreconditionError" in done.stderr, done.stderr
-    assert "hint: all ranks must build the same model" in done.stderr
+    with World(2, env) as world:
+        outcomes = world.run_each(run, script)
+    for outcome in outcomes:
+        said = outcome.traceback
+        assert re.search(f"the ranks disagree about their gradients; {expected}", said), said
+        assert "FailedPreconditionError" in said, said
+        assert "hint: all ranks must build the same model" in said

@@ -42,6 +42,13 @@ for _ in range(STEPS):
     step(tf.random.normal([8, 4]))
 """
 COMPILED = "step = tf.function(step, jit_compile=True)"
+REFUSED = f"""
+{COMPILED}
+try:
+    step(tf.ones([8, 4]))
+except Exception as error:
+    print(error)
+"""
 
 
 def profiled(folder: Path, script: str, ranks: int) -> tuple[Done, dict[str, Any]]:
@@ -68,10 +75,15 @@ def test_keras_fit_leaves_a_profile_of_each_gradient(tmp_path: Path) -> None:
 
 
 def test_an_eager_tape_is_recorded_and_what_xla_compiles_is_refused(tmp_path: Path) -> None:
-    done, content = profiled(tmp_path, TAPE.replace("WRAPPED", "").replace("STEPS", "40"), 1)
+    script = TAPE.replace("WRAPPED", "").replace("STEPS", "40") + REFUSED
+    done, content = profiled(tmp_path, script, 1)
     assert done.code == 0 and sorted(content["gradients"]["bytes"]) == [4, 64, 64, 256], done
     assert len(content["step_ms"]) == 29 and content["gradients"]["dtype"] == ["float32"] * 4
-    (tmp_path / "profile.json").unlink()
+    assert "a step that XLA compiles cannot be profiled" in done.stdout and "hint: jit_compile=False" in done.stdout
+
+
+@pytest.mark.thorough
+def test_a_job_whose_step_is_refused_leaves_no_profile(tmp_path: Path) -> None:
     done, content = profiled(tmp_path, TAPE.replace("WRAPPED", COMPILED).replace("STEPS", "1"), 1)
     assert done.code == 1 and content == {}
     assert "a step that XLA compiles cannot be profiled" in done.said and "hint: jit_compile=False" in done.said, done

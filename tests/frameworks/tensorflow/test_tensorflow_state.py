@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support.frameworks import tensorflow_world
+from support.frameworks import TENSORFLOW_ENV, tensorflow_world
 from support.world import World, WorldPool
 
 pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
@@ -53,22 +51,29 @@ def test_variables_and_objects_become_the_roots(world: World) -> None:
 
 
 def test_a_process_that_has_imported_horovod_reads_a_graph_with_its_operations(tmp_path: Path) -> None:
-    write = (
-        "import sys, horovod.tensorflow as hvd, tensorflow.compat.v1 as tf\n"
-        "tf.disable_v2_behavior(); hvd.init(); w = tf.get_variable('w', [3])\n"
-        "hvd.DistributedOptimizer(tf.train.AdamOptimizer(.1)).apply_gradients([(hvd.allreduce(w), w)])\n"
-        "tf.train.export_meta_graph(sys.argv[1])\n"
-    )
-    read = (
-        "import sys, horovod.tensorflow, tensorflow.compat.v1 as tf\n"
-        "with tf.Graph().as_default() as graph: tf.train.import_meta_graph(sys.argv[1])\n"
-        "print(sorted({node.type for node in graph.get_operations() if node.type.startswith('Horovod')}))\n"
-    )
-    for script in (write, read):
-        command = [sys.executable, "-c", script, str(tmp_path / "graph.meta")]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=240)
-        assert result.returncode == 0, result.stderr
-    assert "'Horovod" in result.stdout, result.stdout
+    def write(path: str) -> None:
+        import tensorflow.compat.v1 as tf
+
+        import horovod.tensorflow as hvd
+
+        tf.disable_v2_behavior()
+        hvd.init()
+        weight = tf.get_variable("w", [3])
+        optimizer = hvd.DistributedOptimizer(tf.train.AdamOptimizer(0.1))
+        optimizer.apply_gradients([(hvd.allreduce(weight), weight)])
+        tf.train.export_meta_graph(path)
+
+    def read(path: str) -> list[str]:
+        import tensorflow.compat.v1 as tf
+
+        with tf.Graph().as_default() as graph:
+            tf.train.import_meta_graph(path)
+        return sorted({node.type for node in graph.get_operations() if node.type.startswith("Horovod")})
+
+    path = str(tmp_path / "graph.meta")
+    with World(1, TENSORFLOW_ENV) as writer, World(1, TENSORFLOW_ENV) as reader:
+        writer.run(write, path)
+        assert reader.run(read, path)[0]
 
 
 def test_old_import_places_hold_the_same_functions() -> None:

@@ -69,6 +69,7 @@ def test_a_wheel_is_installed_checked_timed_and_drawn(tmp_path: Path) -> None:
     assert sorted(lines_of(out / "picture.svg")) == [("Horovod", 2), ("gloo", 2)]
 
 
+@pytest.mark.thorough
 def test_a_wrong_value_is_told_and_fails_the_check(tmp_path: Path) -> None:
     """A reference that is wrong by one."""
     shutil.copytree(ROOT / "tools", tmp_path / "tools")

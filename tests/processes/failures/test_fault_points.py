@@ -88,7 +88,7 @@ def random_cases() -> list[Case]:
     limit = {"count": 40, "append": 40, "shm": 400, "tcp": 400}
     return [
         dataclasses.replace(case, nth=source.randint(1, limit[case.point]))
-        for case in (source.choice(cases) for _ in range(20 if THOROUGH else 8))
+        for case in (source.choice(cases) for _ in range(20 if THOROUGH else 4))
     ]
 
 

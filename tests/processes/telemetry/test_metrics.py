@@ -400,6 +400,7 @@ if hvd.rank() == 0:
 """
 
 
+@pytest.mark.thorough
 def test_the_pages_lines_for_tensorboard_write_what_it_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch", reason="not run: torch is not installed")
     monkeypatch.setitem(sys.modules, "tensorboard.compat.notf", types.ModuleType("notf"))

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 from support.extent import THOROUGH, later
-from support.memory import held_kib, steady_growth_kib
+from support.memory import PARTS, held_kib, steady_growth_kib
 from support.world import World, WorldPool
 
-CYCLES = 100 if THOROUGH else 40
+CYCLES = 100 if THOROUGH else 24
 WARM_UP = 10  # until allocators and caches have what they keep
 MAX_GROWTH_KIB = 6 * 1024  # a leaked segment would be 13 MiB a generation, a leaked stack 8
 
 
 def run_cycles(cycles: int, end: str) -> dict[str, Any]:
-    """What this process holds after the warm-up and at the end, and its memory (KiB) every five generations between;
+    """What this process holds after the warm-up and at the end, and its memory (KiB) eight times between;
     each generation reduces, and ends as `end` says."""
     import gc
     import re
@@ -51,7 +51,7 @@ def run_cycles(cycles: int, end: str) -> dict[str, Any]:
     for cycle in range(cycles + WARM_UP):
         if cycle == WARM_UP:
             before = held()
-        if cycle >= WARM_UP and cycle % 5 == 0:
+        if cycle >= WARM_UP and (cycle - WARM_UP) % (cycles // PARTS) == 0:
             memory.append(held_kib())
         hvd.init()
         ones = np.ones(50_000, np.float32)

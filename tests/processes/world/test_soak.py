@@ -2,10 +2,10 @@
 """Long life: random operations over random process sets, named, unnamed and under names that never come back, with slow
 ranks; every result is checked, and nothing grows.
 
-SOAK_BATCHES says how many batches of operations on each transport: by default 2,000, and 12,000 with THOROUGH=1. The
+SOAK_BATCHES says how many batches of operations on each transport: by default 1,000, and 12,000 with THOROUGH=1. The
 first half fills caches and the allocator's arenas. Growth is judged over the second half, by work done and not by time,
 so that a busy machine changes nothing. Up to 4 MiB are taken for the allocator's noise, which hides a leak of less than
-four kilobytes per batch; a long run finds it.
+eight kilobytes per batch; a long run finds it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from support.extent import THOROUGH, later
 from support.memory import steady_growth_kib
 from support.world import WorldPool
 
-BATCHES = int(os.environ.get("SOAK_BATCHES", "12000" if THOROUGH else "2000"))
+BATCHES = int(os.environ.get("SOAK_BATCHES", "12000" if THOROUGH else "1000"))
 LEAK_BYTES_PER_BATCH = 16  # of about six operations
 NOISE_KIB = 4096
 LIMIT_S = 240 + BATCHES / 20
