@@ -29,7 +29,7 @@ bool Simulation::applied(int rank, Record record, const Member::Applied& what) {
     case Kind::kJoined:
       world_.finish(rank, what.call);
       while (!step_of(mine).joins) ++mine.step;
-      if (mine.place != program_.names.size() * (mine.step + 1)) fail("joined before all was done");
+      if (mine.place != judge_.due(mine.step)) fail("joined before all was done");
       mine.waits = true;
       go_on(rank);
       break;
@@ -63,8 +63,7 @@ void Simulation::close(int rank) {
     for (size_t place = mine.place - entries; place < mine.place; ++place) {
       elements.push_back(program_.names[judge_.order()[place].name].elements);
     }
-    batches_.push_back({0, batch_times_.of_entries(elements)});
-    counts_.add_collective(mine.step, batches_.back().takes_ns);
+    batches_.push_back({.step = judge_.order()[mine.place - 1].step, .elements = std::move(elements)});
   }
   mine.running.push_back(std::move(calls));
   if (mine.running.size() == 1) enter_batch(rank);
@@ -72,14 +71,35 @@ void Simulation::close(int rank) {
 
 // The last one to come starts it.
 void Simulation::enter_batch(int rank) {
-  const uint32_t batch = at(rank).batches;
+  const uint32_t number = at(rank).batches;
+  RunningBatch& batch = batches_[number];
   at(rank).entered_ns = queue_.now_ns();
-  if (++batches_[batch].entered == ranks_.size()) {
-    queue_.in(batches_[batch].takes_ns, What::kBatchEnd, static_cast<int>(batch));
-  }
+  if (++batch.entered < ranks_.size()) return;
+  batch.began_ns = queue_.now_ns();
+  queue_.in(times_under(0).of_entries(batch.elements), What::kBatchEnd, static_cast<int>(number));
+}
+
+// A delay is that of each message of a batch: in each of its rounds some wait for the host that is delayed.
+BatchTimes& Simulation::times_under(uint64_t delay_ns) {
+  BatchModel model{program_.hosts, program_.ranks_per_host, program_.link, program_.fusion_bytes};
+  model.link.latency_ns += delay_ns;
+  return batch_times_.try_emplace(delay_ns, model).first->second;
+}
+
+// True: not yet. A delay that comes while the batch is under way counts as if it had been there before.
+bool Simulation::is_held_up(int number) {
+  RunningBatch& batch = batches_[static_cast<size_t>(number)];
+  if (control_.is_any_cut()) return true;  // all wait for that host's data, until they hear why
+  const uint64_t before_ns = std::exchange(batch.delay_ns, std::max(batch.delay_ns, control_.longest_delay_ns()));
+  if (batch.delay_ns == before_ns) return false;
+  const uint64_t more_ns =
+      times_under(batch.delay_ns).of_entries(batch.elements) - times_under(before_ns).of_entries(batch.elements);
+  queue_.in(more_ns, What::kBatchEnd, number);
+  return true;
 }
 
 void Simulation::end_batch(int batch) {
+  if (is_held_up(batch)) return;
   uint64_t frozen_until_ns = 0;
   for (const RankState& rank : ranks_) {
     if (rank.dead) return;  // the others wait in it, until they hear why
@@ -89,14 +109,15 @@ void Simulation::end_batch(int batch) {
     if (frozen_until_ns != kForEver) queue_.at(frozen_until_ns, What::kBatchEnd, batch);
     return;
   }
+  const RunningBatch ended = std::exchange(batches_[static_cast<size_t>(batch)], {});
+  counts_.add_batch(ended.step, queue_.now_ns() - ended.began_ns);
   for (int rank = 0; rank < world_.topology().size(); ++rank) {
     RankState& mine = at(rank);
     if (mine.ended || mine.running.empty()) continue;
     std::vector<ContributionPtr> calls = std::move(mine.running.front());
     mine.running.erase(mine.running.begin());
-    const uint64_t began_ns = queue_.now_ns() - batches_[mine.batches].takes_ns;
-    spans_.add({Span::What::kWait, rank, mine.batches, mine.entered_ns, began_ns});
-    spans_.add({Span::What::kBatch, rank, mine.batches, began_ns, queue_.now_ns()});
+    spans_.add({Span::What::kWait, rank, mine.batches, mine.entered_ns, ended.began_ns});
+    spans_.add({Span::What::kBatch, rank, mine.batches, ended.began_ns, queue_.now_ns()});
     ++mine.batches;
     finish_all(rank, std::move(calls));
   }

@@ -48,11 +48,19 @@ struct Fault {
   double amount = 0;   // kFreeze, kDelay: milliseconds (kFreeze: 0 is for ever); kSlow: a factor
 };
 
+// A fault as it was added: of `faults`, or of a step.
+struct Planned {
+  int fault = -1;
+  int target = -1;  // -1: all ranks
+  size_t step = 0;
+};
+
 struct Program {
   int hosts = 1, ranks_per_host = 1;
   std::vector<SimulatedName> names;
   std::vector<SimulatedStep> steps;
   std::vector<Fault> faults;
+  std::vector<Planned> planned;
   uint64_t seed = 1;
   ControlModel control;
   LinkModel link;

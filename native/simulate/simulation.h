@@ -13,6 +13,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -46,6 +47,8 @@ class Simulation final : public PlainWorld::Owner {
   const EventQueue& queue() const { return queue_; }
   const Spans& spans() const { return spans_; }
   PlainWorld& world() { return world_; }
+  // True of each fault that has come, in the order in which they were added.
+  const std::vector<bool>& came() const { return came_; }
   // Which ranks some others wait for, as rank 0 knows it.
   std::vector<Undecided> undecided();
 
@@ -77,8 +80,9 @@ class Simulation final : public PlainWorld::Owner {
     bool is_frozen(uint64_t now_ns) const { return frozen_until_ns > now_ns; }
   };
   struct RunningBatch {
-    size_t entered = 0;
-    uint64_t takes_ns = 0;
+    size_t entered = 0, step = 0;
+    std::vector<int64_t> elements = {};
+    uint64_t began_ns = 0, delay_ns = 0;  // which each of its rounds takes longer
   };
   static constexpr uint64_t kForEver = UINT64_MAX;
 
@@ -113,13 +117,16 @@ class Simulation final : public PlainWorld::Owner {
   void note_outcome(int rank, uint32_t name, bool failed);
   void close(int rank);
   void enter_batch(int rank);
+  BatchTimes& times_under(uint64_t delay_ns);
+  bool is_held_up(int number);
   void end_batch(int batch);
   void finish_all(int rank, std::vector<ContributionPtr> calls);
 
   // faults.cc
   void arm_faults_of_step(size_t step);
   void arm_faults_of_event();
-  void befall(const Fault& fault);
+  void note_changes(int rank);
+  void befall(int number);
   void thaw(int rank);
   void end_host(int host);
   void note_leave(int rank, int leaver);
@@ -130,7 +137,7 @@ class Simulation final : public PlainWorld::Owner {
   PlainWorld world_;
   ControlNetwork control_;
   Liveness liveness_;
-  BatchTimes batch_times_;
+  std::map<uint64_t, BatchTimes> batch_times_;  // by what each message is delayed
   Judge judge_;
   Planted planted_;
   Counts counts_;
@@ -139,6 +146,7 @@ class Simulation final : public PlainWorld::Owner {
   std::vector<uint64_t> speaking_at_;  // by host
   std::vector<bool> holds_frame_;      // by host: its leader could not take it
   std::vector<RunningBatch> batches_;
+  std::vector<bool> came_;  // by planned fault
   size_t dead_from_step_ = SIZE_MAX, armed_steps_ = 0, most_log_ = 0;
   uint64_t next_event_fault_ = UINT64_MAX;
   bool has_begun_ = false, has_left_ = false;
