@@ -133,7 +133,8 @@ def test_what_does_not_hold_is_printed_with_the_line_that_replays_it(tmp_path: P
         (("--fault", "late:1:5@2"), "late: expected a step below 2, got 2"),
         (("--json", "one.json", "--trace", "./one.json"), "./one.json is given twice, as json and as trace\nhint: "),
         (("--link", "token"), "--link token: there is no such file, nor such a link\nhint: links are 1gbit-tcp, "),
-        (("--link", ""), "--link : there is no such file, nor such a link\nhint: links are 1gbit-tcp, "),
+        (("--link", ""), "an empty name was given as link\nhint: give the name of a file"),
+        (("--trace", ""), "an empty name was given as trace\nhint: give the name of a file"),
         (
             ("--link", "25gbit-tcp", "--latency-us", "5"),
             "--latency-us is for --gbit: --link 25gbit-tcp has its own\nhint: leave one of them out",

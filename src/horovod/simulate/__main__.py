@@ -121,6 +121,8 @@ def _check_files(options: argparse.Namespace) -> None:
         path = getattr(options, flag, None)
         if not isinstance(path, str):
             continue
+        if not path:
+            raise InputError(f"an empty name was given as {flag}\nhint: give the name of a file")
         other = named.setdefault(os.path.realpath(path), flag)
         if other != flag and flag != "link":  # those behind it are written
             raise InputError(f"{path} is given twice, as {other} and as {flag}\nhint: give another file")
@@ -174,6 +176,7 @@ def _job(options: argparse.Namespace) -> Job:
         options.calibrate,
         profile.halves,
         profile.busy_ranks,
+        profile.sparse,
     )
 
 

@@ -18,7 +18,7 @@ from horovod.simulate.costs import STEP_S
 from horovod.simulate.errors import InputError
 from horovod.simulate.links import Link, link_of
 from horovod.simulate.native import Fault, Job, Options, SimulationError
-from horovod.simulate.profile import read_profile
+from horovod.simulate.profile import read_profile, sparse_in_words
 
 __all__ = ["KINDS", "Name", "as_text", "fault_of", "needed_bytes", "simulate", "trace_of"]
 
@@ -182,7 +182,10 @@ def _names(options: argparse.Namespace) -> list[Name]:
     if options.profile is None:
         elements = max(1, (options.bytes or _BYTES) // _ELEMENT_BYTES)
         return [Name(f"gradient.{number}", elements) for number in range(options.names)]
-    work = read_profile(options.profile).work
+    profile = read_profile(options.profile)
+    if warning := sparse_in_words(profile.sparse):
+        print(warning, file=sys.stderr)
+    work = profile.work
     return [
         Name(f"gradient.{number}", max(1, int(size) // _ELEMENT_BYTES), 1e6 * float(ready))
         for number, (ready, size) in enumerate(zip(work.ready_s, work.sizes, strict=True))
