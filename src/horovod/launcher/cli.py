@@ -275,8 +275,8 @@ class _Plan:
             return ""
         return (
             f"no profile was written to {path}\n"
-            "hint: the gradients of PyTorch, TensorFlow, Keras or JAX leave one, in a job of 31 training steps or more, "
-            "and those of MXNet and Caffe do not"
+            "hint: the gradients of PyTorch, TensorFlow, Keras or JAX leave one, in a job of 31 training steps or "
+            "more, and those of MXNet and Caffe do not"
         )
 
     def _chosen_controller(self) -> str:

@@ -45,7 +45,7 @@ class Profile:
 
 
 def sparse_in_words(sparse: tuple[int, float]) -> str:
-    """What is not counted of sparse gradients; empty if there are none. sparse: as in Profile."""
+    """A warning that sparse gradients count as dense ones; empty if there are none. sparse: as in Profile."""
     count, size = sparse
     if count == 0:
         return ""
