@@ -76,30 +76,18 @@ void Simulation::enter_batch(int rank) {
   at(rank).entered_ns = queue_.now_ns();
   if (++batch.entered < ranks_.size()) return;
   batch.began_ns = queue_.now_ns();
-  queue_.in(times_under(0).of_entries(batch.elements), What::kBatchEnd, static_cast<int>(number));
+  queue_.in(batch_times_.of_entries(batch.elements, 0), What::kBatchEnd, static_cast<int>(number));
 }
 
-// A delay is that of each message of a batch: in each of its rounds some wait for the host that is delayed.
-BatchTimes& Simulation::times_under(uint64_t delay_ns) {
-  BatchModel model{program_.hosts, program_.ranks_per_host, program_.link, program_.fusion_bytes};
-  model.link.latency_ns += delay_ns;
-  return batch_times_.try_emplace(delay_ns, model).first->second;
-}
-
-// True: not yet. A delay that comes while the batch is under way counts as if it had been there before.
-bool Simulation::is_held_up(int number) {
-  RunningBatch& batch = batches_[static_cast<size_t>(number)];
-  if (control_.is_any_cut()) return true;  // all wait for that host's data, until they hear why
-  const uint64_t before_ns = std::exchange(batch.delay_ns, std::max(batch.delay_ns, control_.longest_delay_ns()));
-  if (batch.delay_ns == before_ns) return false;
-  const uint64_t more_ns =
-      times_under(batch.delay_ns).of_entries(batch.elements) - times_under(before_ns).of_entries(batch.elements);
-  queue_.in(more_ns, What::kBatchEnd, number);
-  return true;
-}
-
+// A delay that comes while the batch is under way counts as if it had been there before.
 void Simulation::end_batch(int batch) {
-  if (is_held_up(batch)) return;
+  if (control_.is_any_cut()) return;  // all wait for that host's data, until they hear why
+  RunningBatch& its = batches_[static_cast<size_t>(batch)];
+  if (const uint64_t delay_ns = control_.longest_delay_ns(); delay_ns > its.delay_ns) {
+    const uint64_t before_ns = batch_times_.of_entries(its.elements, std::exchange(its.delay_ns, delay_ns));
+    queue_.in(batch_times_.of_entries(its.elements, delay_ns) - before_ns, What::kBatchEnd, batch);
+    return;
+  }
   uint64_t frozen_until_ns = 0;
   for (const RankState& rank : ranks_) {
     if (rank.dead) return;  // the others wait in it, until they hear why
@@ -109,7 +97,7 @@ void Simulation::end_batch(int batch) {
     if (frozen_until_ns != kForEver) queue_.at(frozen_until_ns, What::kBatchEnd, batch);
     return;
   }
-  const RunningBatch ended = std::exchange(batches_[static_cast<size_t>(batch)], {});
+  const RunningBatch ended = std::exchange(its, {});
   counts_.add_batch(ended.step, queue_.now_ns() - ended.began_ns);
   for (int rank = 0; rank < world_.topology().size(); ++rank) {
     RankState& mine = at(rank);

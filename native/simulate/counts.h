@@ -94,6 +94,7 @@ class Counts {
   }
 
   size_t ranks_done = 0, failed_calls = 0;
+  std::vector<bool> came;  // each fault of the program, in the order in which they were added
 
  private:
   static uint64_t count_of(const std::map<FrameKind, uint64_t>& by_kind, FrameKind kind) {

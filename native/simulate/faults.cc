@@ -33,20 +33,10 @@ void Simulation::arm_faults_of_event() {
   next_event_fault_ = next;
 }
 
-// Changes of the step that the rank begins have come.
-void Simulation::note_changes(int rank) {
-  for (size_t i = 0; i < came_.size(); ++i) {
-    const Planned& planned = program_.planned[i];
-    const bool is_its_own = planned.target == rank || planned.target == -1;
-    if (planned.fault < 0 && is_its_own && planned.step == at(rank).step) came_[i] = true;
-  }
-}
-
 void Simulation::befall(int number) {
   const Fault& fault = program_.faults[static_cast<size_t>(number)];
   if (counts_.ranks_done == ranks_.size()) return;
-  const auto is_it = [number](const Planned& planned) { return planned.fault == number; };
-  came_[static_cast<size_t>(std::ranges::find_if(program_.planned, is_it) - program_.planned.begin())] = true;
+  counts_.came[program_.planned_as(number)] = true;
   const auto amount_ns = static_cast<uint64_t>(fault.amount * kNsInMs);
   switch (fault.kind) {
     case FaultKind::kKillRank:

@@ -75,6 +75,17 @@ Status Program::add_fault(std::string_view kind, int target, int step, uint64_t 
   return {};
 }
 
+void Program::note_begun(int rank, size_t step, std::vector<bool>* came) const {
+  for (size_t i = 0; i < planned.size(); ++i) {
+    const bool is_its_own = planned[i].target == rank || planned[i].target == -1;
+    if (planned[i].fault < 0 && is_its_own && planned[i].step == step) (*came)[i] = true;
+  }
+}
+
+size_t Program::planned_as(int fault) const {
+  return static_cast<size_t>(std::ranges::find(planned, fault, &Planned::fault) - planned.begin());
+}
+
 Status Program::change(std::string_view kind, int target, size_t from_step, double amount) {
   SimulatedStep& first = steps[from_step];
   const auto again = [&](int other) {

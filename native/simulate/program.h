@@ -77,6 +77,10 @@ struct Program {
   bool is_steady(size_t step) const;
   std::vector<int> host_of_rank() const;
   std::vector<uint32_t> takers() const;  // by step, how many ranks submit
+  // Marks in `came` what changes the step that the rank begins, by place in `planned`.
+  void note_begun(int rank, size_t step, std::vector<bool>* came) const;
+  // The place in `planned` of one of `faults`.
+  size_t planned_as(int fault) const;
   // Adds what befalls the job, by the words of hvd_simulate_fault (c_api.h).
   Status add_fault(std::string_view kind, int target, int step, uint64_t event, double amount);
 

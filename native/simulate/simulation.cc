@@ -41,14 +41,15 @@ Simulation::Simulation(Program program)
              program_.star_hosts),
       control_(queue_, program_.control, program_.hosts),
       liveness_(queue_, world_.topology(), world_.tree(), program_.control),
+      batch_times_({program_.hosts, program_.ranks_per_host, program_.link, program_.fusion_bytes}),
       judge_(program_.names.size(), program_.takers()),
       planted_(program_.plant, program_.hosts, program_.bells(), queue_),
       counts_(program_.takers(), static_cast<size_t>(program_.hosts), world_.tree().below(0).size()),
       spans_(program_.keeps_spans),
       ranks_(static_cast<size_t>(program_.ranks())),
       speaking_at_(static_cast<size_t>(program_.hosts), 0),
-      holds_frame_(static_cast<size_t>(program_.hosts), false),
-      came_(program_.planned.size(), false) {
+      holds_frame_(static_cast<size_t>(program_.hosts), false) {
+  counts_.came.resize(program_.planned.size());
   for (const Fault& fault : program_.faults) {
     if (fault.event != 0) next_event_fault_ = std::min(next_event_fault_, fault.event);
   }
@@ -116,7 +117,7 @@ void Simulation::begin_step(int rank) {
     }
   }
   if (mine.dead) return;
-  note_changes(rank);
+  program_.note_begun(rank, mine.step, &counts_.came);
   if (step.leaver == rank) return leave(rank);
   if (step.is_absent(rank)) return join(rank);
   enter_step(rank);

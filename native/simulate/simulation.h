@@ -13,7 +13,6 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -47,8 +46,6 @@ class Simulation final : public PlainWorld::Owner {
   const EventQueue& queue() const { return queue_; }
   const Spans& spans() const { return spans_; }
   PlainWorld& world() { return world_; }
-  // True of each fault that has come, in the order in which they were added.
-  const std::vector<bool>& came() const { return came_; }
   // Which ranks some others wait for, as rank 0 knows it.
   std::vector<Undecided> undecided();
 
@@ -117,15 +114,12 @@ class Simulation final : public PlainWorld::Owner {
   void note_outcome(int rank, uint32_t name, bool failed);
   void close(int rank);
   void enter_batch(int rank);
-  BatchTimes& times_under(uint64_t delay_ns);
-  bool is_held_up(int number);
   void end_batch(int batch);
   void finish_all(int rank, std::vector<ContributionPtr> calls);
 
   // faults.cc
   void arm_faults_of_step(size_t step);
   void arm_faults_of_event();
-  void note_changes(int rank);
   void befall(int number);
   void thaw(int rank);
   void end_host(int host);
@@ -137,7 +131,7 @@ class Simulation final : public PlainWorld::Owner {
   PlainWorld world_;
   ControlNetwork control_;
   Liveness liveness_;
-  std::map<uint64_t, BatchTimes> batch_times_;  // by what each message is delayed
+  DelayedBatchTimes batch_times_;
   Judge judge_;
   Planted planted_;
   Counts counts_;
@@ -146,7 +140,6 @@ class Simulation final : public PlainWorld::Owner {
   std::vector<uint64_t> speaking_at_;  // by host
   std::vector<bool> holds_frame_;      // by host: its leader could not take it
   std::vector<RunningBatch> batches_;
-  std::vector<bool> came_;  // by planned fault
   size_t dead_from_step_ = SIZE_MAX, armed_steps_ = 0, most_log_ = 0;
   uint64_t next_event_fault_ = UINT64_MAX;
   bool has_begun_ = false, has_left_ = false;

@@ -127,7 +127,7 @@ TEST(all_ranks_may_join_in_one_step) {
       EXPECT((counts.began_ns != 0) == (other <= step) && (counts.ended_ns != 0) == (other < step));
       EXPECT((counts.reduced > 0 && counts.collective_ns > 0) == (other < step));
     }
-    EXPECT(simulation.came() == std::vector<bool>({true, true, true, true, false}));
+    EXPECT(simulation.counts().came == std::vector<bool>({true, true, true, true, false}));
   }
 }
 
@@ -151,9 +151,9 @@ TEST(no_batch_ends_without_the_data_of_a_host_that_is_cut) {
   };
   for (uint64_t event = 1; event < 60; ++event) {
     Simulation simulation(large_batches("cut", 1, 0, event));
-    while (!simulation.came()[0] && simulation.run_for(1)) continue;
+    while (!simulation.counts().came[0] && simulation.run_for(1)) continue;
     const uint64_t before = reduced(simulation);
-    EXPECT(simulation.came()[0] && simulation.run().empty());
+    EXPECT(simulation.counts().came[0] && simulation.run().empty());
     EXPECT(reduced(simulation) == before && simulation.counts().ranks_done == 0);
     EXPECT(simulation.liveness().cause()->what == "host 1 is lost");
   }
@@ -180,8 +180,8 @@ TEST(a_fault_that_never_comes_is_told) {
     EXPECT(program.add_fault("late", 1, 1, 0, 30).ok() && program.add_fault("join", 0, 1, 0, 0).ok());
     EXPECT(program.add_fault(kind, target, step, event, 1).ok());
     Simulation simulation(program);
-    EXPECT(simulation.run().empty() && simulation.came()[0] && simulation.came()[1]);
-    return simulation.came()[2];
+    EXPECT(simulation.run().empty() && simulation.counts().came[0] && simulation.counts().came[1]);
+    return simulation.counts().came[2];
   };
   EXPECT(came("freeze", 3, 0, 20) && !came("freeze", 3, 0, 100'000) && !came("kill-rank", 3, 0, 100'000));
   EXPECT(came("late", 1, 2, 0) && !came("late", 0, 2, 0));  // it has joined

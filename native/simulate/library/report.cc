@@ -87,7 +87,8 @@ std::string spans_of(const Spans& spans) {
 
 std::string report_of(const Simulation& simulation) {
   std::string steps, came;
-  for (const bool has_come : simulation.came()) came += std::string(came.empty() ? "" : ", ") + (has_come ? "1" : "0");
+  for (const bool has_come : simulation.counts().came)
+    came += std::string(came.empty() ? "" : ", ") + (has_come ? "1" : "0");
   const Counts& counts = simulation.counts();
   for (size_t step = 0; step < counts.steps(); ++step) {
     steps += (step == 0 ? "" : ", ") + step_of(counts.of(step));
