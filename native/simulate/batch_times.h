@@ -48,4 +48,20 @@ class BatchTimes {
   std::map<size_t, double> known_;  // by bytes
 };
 
+// The same under delays. That of a host is that of each message: in each of its rounds some wait for that host.
+class DelayedBatchTimes {
+ public:
+  explicit DelayedBatchTimes(BatchModel model) : model_(model) {}
+
+  uint64_t of_entries(const std::vector<int64_t>& elements, uint64_t delay_ns) {
+    BatchModel delayed = model_;
+    delayed.link.latency_ns += delay_ns;
+    return by_delay_.try_emplace(delay_ns, delayed).first->second.of_entries(elements);
+  }
+
+ private:
+  const BatchModel model_;
+  std::map<uint64_t, BatchTimes> by_delay_;
+};
+
 }  // namespace hvd

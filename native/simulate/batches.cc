@@ -29,7 +29,7 @@ bool Simulation::applied(int rank, Record record, const Member::Applied& what) {
     case Kind::kJoined:
       world_.finish(rank, what.call);
       while (!step_of(mine).joins) ++mine.step;
-      if (mine.place != program_.names.size() * (mine.step + 1)) fail("joined before all was done");
+      if (mine.place != judge_.due(mine.step)) fail("joined before all was done");
       mine.waits = true;
       go_on(rank);
       break;
@@ -63,8 +63,7 @@ void Simulation::close(int rank) {
     for (size_t place = mine.place - entries; place < mine.place; ++place) {
       elements.push_back(program_.names[judge_.order()[place].name].elements);
     }
-    batches_.push_back({0, batch_times_.of_entries(elements)});
-    counts_.add_collective(mine.step, batches_.back().takes_ns);
+    batches_.push_back({.step = judge_.order()[mine.place - 1].step, .elements = std::move(elements)});
   }
   mine.running.push_back(std::move(calls));
   if (mine.running.size() == 1) enter_batch(rank);
@@ -72,14 +71,23 @@ void Simulation::close(int rank) {
 
 // The last one to come starts it.
 void Simulation::enter_batch(int rank) {
-  const uint32_t batch = at(rank).batches;
+  const uint32_t number = at(rank).batches;
+  RunningBatch& batch = batches_[number];
   at(rank).entered_ns = queue_.now_ns();
-  if (++batches_[batch].entered == ranks_.size()) {
-    queue_.in(batches_[batch].takes_ns, What::kBatchEnd, static_cast<int>(batch));
-  }
+  if (++batch.entered < ranks_.size()) return;
+  batch.began_ns = queue_.now_ns();
+  queue_.in(batch_times_.of_entries(batch.elements, 0), What::kBatchEnd, static_cast<int>(number));
 }
 
+// A delay that comes while the batch is under way counts as if it had been there before.
 void Simulation::end_batch(int batch) {
+  if (control_.is_any_cut()) return;  // all wait for that host's data, until they hear why
+  RunningBatch& its = batches_[static_cast<size_t>(batch)];
+  if (const uint64_t delay_ns = control_.longest_delay_ns(); delay_ns > its.delay_ns) {
+    const uint64_t before_ns = batch_times_.of_entries(its.elements, std::exchange(its.delay_ns, delay_ns));
+    queue_.in(batch_times_.of_entries(its.elements, delay_ns) - before_ns, What::kBatchEnd, batch);
+    return;
+  }
   uint64_t frozen_until_ns = 0;
   for (const RankState& rank : ranks_) {
     if (rank.dead) return;  // the others wait in it, until they hear why
@@ -89,14 +97,15 @@ void Simulation::end_batch(int batch) {
     if (frozen_until_ns != kForEver) queue_.at(frozen_until_ns, What::kBatchEnd, batch);
     return;
   }
+  const RunningBatch ended = std::exchange(its, {});
+  counts_.add_batch(ended.step, queue_.now_ns() - ended.began_ns);
   for (int rank = 0; rank < world_.topology().size(); ++rank) {
     RankState& mine = at(rank);
     if (mine.ended || mine.running.empty()) continue;
     std::vector<ContributionPtr> calls = std::move(mine.running.front());
     mine.running.erase(mine.running.begin());
-    const uint64_t began_ns = queue_.now_ns() - batches_[mine.batches].takes_ns;
-    spans_.add({Span::What::kWait, rank, mine.batches, mine.entered_ns, began_ns});
-    spans_.add({Span::What::kBatch, rank, mine.batches, began_ns, queue_.now_ns()});
+    spans_.add({Span::What::kWait, rank, mine.batches, mine.entered_ns, ended.began_ns});
+    spans_.add({Span::What::kBatch, rank, mine.batches, ended.began_ns, queue_.now_ns()});
     ++mine.batches;
     finish_all(rank, std::move(calls));
   }

@@ -37,7 +37,6 @@ void ControlNetwork::work(Host* host, uint64_t from_ns, uint64_t ns) {
 void ControlNetwork::send(int from, int to, Frame frame) {
   Host& sender = at(from);
   work(&sender, queue_.now_ns(), model_.send_ns);
-  if (sender.is_cut || at(to).is_cut) return;
   sender.out_free_ns = std::max(sender.out_free_ns, sender.busy_until_ns) + wire_ns(frame);
   const uint64_t latency_ns = queue_.draw(model_.least_latency_ns, model_.most_latency_ns);
   uint64_t& last = last_at_[uint64_t{static_cast<uint32_t>(from)} << 32 | static_cast<uint32_t>(to)];
@@ -53,9 +52,23 @@ void ControlNetwork::send(int from, int to, Frame frame) {
   queue_.at(last, EventQueue::What::kReach, place);
 }
 
+uint64_t ControlNetwork::longest_delay_ns() const {
+  uint64_t longest = 0, second = 0;
+  for (const Host& host : hosts_) {
+    second = std::max(second, std::min(longest, host.delay_ns));
+    longest = std::max(longest, host.delay_ns);
+  }
+  return longest + second;
+}
+
 void ControlNetwork::reach(int frame) {
   Arriving& arriving = frames_[static_cast<size_t>(frame)];
   Host& receiver = at(arriving.to);
+  if (receiver.is_cut || at(arriving.from).is_cut) {
+    arriving = {};
+    gaps_.push_back(frame);
+    return;
+  }
   receiver.in_free_ns = std::max(receiver.in_free_ns + wire_ns(arriving.frame), queue_.now_ns());
   arriving.here_ns = receiver.in_free_ns;
   receiver.inbox.push_back(frame);

@@ -7,6 +7,7 @@
 // kTake of the host, when it is done with the first one that waits. The next one's turn comes with go_on().
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <deque>
@@ -58,7 +59,9 @@ class ControlNetwork {
   void slow(int host, double factor) { at(host).factor = factor; }
   void delay(int host, uint64_t ns) { at(host).delay_ns = ns; }
   void cut(int host) { at(host).is_cut = true; }
-  bool is_cut(int host) const { return at(host).is_cut; }
+  bool is_any_cut() const { return std::ranges::any_of(hosts_, &Host::is_cut); }
+  // Of a message between the two hosts that are delayed most.
+  uint64_t longest_delay_ns() const;
 
  private:
   struct Host {

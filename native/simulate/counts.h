@@ -19,16 +19,21 @@ class Counts {
     std::map<FrameKind, uint64_t> up, down;  // messages by kind, to rank 0's host and from it
     std::map<FrameKind, uint64_t> relayed;   // between a relay and its group
     uint64_t bytes_up = 0, bytes_down = 0;
-    uint64_t batches = 0;
+    uint64_t batches = 0;                 // of records, to each host
     uint64_t most_up_from_a_host = 0;     // HostReady
-    uint64_t began_ns = 0, ended_ns = 0;  // when the first rank began it, and the last one ended it
+    uint64_t began_ns = 0, ended_ns = 0;  // when the first rank began it, and the last one ended it; 0: not at all
     uint64_t busy_ns = 0;                 // of rank 0's processor, with frames
-    uint64_t collective_ns = 0;           // of its batches
+    uint64_t reduced = 0;                 // batches that have ended
+    uint64_t collective_ns = 0;           // of these
+    uint32_t ranks_ended = 0;
   };
 
-  // `speakers`: the hosts that rank 0's speaks with.
-  Counts(size_t steps, size_t hosts, size_t speakers)
-      : speakers_(speakers), steps_(steps), ups_(steps, std::vector<uint32_t>(hosts)) {}
+  // `takers`: by step, how many ranks take part. `speakers`: the hosts that rank 0's speaks with.
+  Counts(std::vector<uint32_t> takers, size_t hosts, size_t speakers)
+      : speakers_(speakers),
+        takers_(std::move(takers)),
+        steps_(takers_.size()),
+        ups_(takers_.size(), std::vector<uint32_t>(hosts)) {}
 
   const Step& of(size_t step) const { return steps_[step]; }
   size_t steps() const { return steps_.size(); }
@@ -38,8 +43,14 @@ class Counts {
     if (steps_[step].began_ns == 0) steps_[step].began_ns = now_ns;
     current_ = std::max(current_, step);
   }
-  void end(size_t step, uint64_t now_ns) { steps_[step].ended_ns = now_ns; }
-  void add_collective(size_t step, uint64_t ns) { steps_[step].collective_ns += ns; }
+  // By a rank that has taken part.
+  void end(size_t step, uint64_t now_ns) {
+    if (++steps_[step].ranks_ended == takers_[step]) steps_[step].ended_ns = now_ns;
+  }
+  void add_batch(size_t step, uint64_t ns) {
+    ++steps_[step].reduced;
+    steps_[step].collective_ns += ns;
+  }
   void note_busy(uint64_t since_start_ns) {
     steps_[current_].busy_ns += since_start_ns - std::exchange(busy_ns_, since_start_ns);
   }
@@ -83,6 +94,7 @@ class Counts {
   }
 
   size_t ranks_done = 0, failed_calls = 0;
+  std::vector<bool> came;  // each fault of the program, in the order in which they were added
 
  private:
   static uint64_t count_of(const std::map<FrameKind, uint64_t>& by_kind, FrameKind kind) {
@@ -91,6 +103,7 @@ class Counts {
   }
 
   const size_t speakers_;
+  const std::vector<uint32_t> takers_;
   std::vector<Step> steps_;
   std::vector<std::vector<uint32_t>> ups_;  // by step and host
   size_t current_ = 0;

@@ -33,8 +33,10 @@ void Simulation::arm_faults_of_event() {
   next_event_fault_ = next;
 }
 
-void Simulation::befall(const Fault& fault) {
+void Simulation::befall(int number) {
+  const Fault& fault = program_.faults[static_cast<size_t>(number)];
   if (counts_.ranks_done == ranks_.size()) return;
+  counts_.came[program_.planned_as(number)] = true;
   const auto amount_ns = static_cast<uint64_t>(fault.amount * kNsInMs);
   switch (fault.kind) {
     case FaultKind::kKillRank:
@@ -56,7 +58,8 @@ void Simulation::befall(const Fault& fault) {
       control_.cut(fault.target);
       return liveness_.lose_host(fault.target, true);
     case FaultKind::kDelay:
-      return control_.delay(fault.target, amount_ns);
+      control_.delay(fault.target, amount_ns);
+      return liveness_.delay(fault.target, amount_ns);
   }
 }
 

@@ -3,6 +3,8 @@
 // it, and all ranks see one order. Keeps the one order, of which each rank knows its place.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -35,6 +37,11 @@ class Judge {
     return item.name == name && item.failed == failed ? "" : "two orders";
   }
   const std::vector<Item>& order() const { return order_; }
+  // How many outcomes there are in all steps up to this one.
+  size_t due(size_t step) const {
+    const auto end = takers_.begin() + static_cast<ptrdiff_t>(step) + 1;
+    return static_cast<size_t>(end - takers_.begin() - std::count(takers_.begin(), end, 0)) * next_step_.size();
+  }
 
  private:
   const std::vector<uint32_t> takers_;

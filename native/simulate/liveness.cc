@@ -7,6 +7,7 @@ namespace {
 
 constexpr uint64_t kMs = 1'000'000;
 constexpr uint64_t kFrozenNs = 3000 * kMs, kLostNs = 5000 * kMs;  // the defaults of settings/settings.h
+constexpr uint64_t kBeatNs = 1000 * kMs, kTickNs = 500 * kMs;     // of a monitor (liveness/monitor.h)
 
 }  // namespace
 
@@ -16,7 +17,7 @@ void Liveness::lose_process(int rank) {
   if (has_others(rank)) tell(host, loss, queue_.draw(kMs / 20, kMs), EventQueue::What::kNotice);
   if (rank != topology_.leader_of(host)) return;
   at(host).is_mute = true;
-  for (const int other : linked(host)) tell(other, loss, latency_ns(), EventQueue::What::kNotice);
+  for (const int other : linked(host)) tell(other, loss, latency_ns(host, other), EventQueue::What::kNotice);
 }
 
 std::vector<int> Liveness::linked(int host) const {
@@ -47,6 +48,11 @@ void Liveness::lose_host(int host, bool is_cut) {
   }
 }
 
+void Liveness::delay(int host, uint64_t ns) {
+  const uint64_t before_ns = std::exchange(at(host).delay_ns, ns);
+  if (ns > before_ns && kBeatNs + ns - before_ns > kLostNs + queue_.draw(0, kTickNs)) lose_host(host, true);
+}
+
 // Of that host, by those that exchange beats with it.
 void Liveness::notice_silence(int host, int loss) {
   for (const int other : linked(host)) {
@@ -62,7 +68,7 @@ int Liveness::hear(int message) {
   if (settled_ == kNone) settled_ = heard.loss;
   if (at(heard.host).is_mute) return heard.host;
   for (const int other : linked(heard.host)) {
-    if (!at(other).is_apart) tell(other, heard.loss, latency_ns(), EventQueue::What::kPoison);
+    if (!at(other).is_apart) tell(other, heard.loss, latency_ns(heard.host, other), EventQueue::What::kPoison);
   }
   return heard.host;
 }

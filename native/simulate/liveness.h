@@ -8,6 +8,8 @@
 //                      after 5 to 6 s of silence.
 //   a host is lost     Those notice after 5 to 6 s of silence. If only its link is cut, its ranks lose the first of
 //                      them.
+//   a host is delayed  Its next beat comes so much later, and those after it in time again: if that silence is too
+//                      long, it is as if the link were cut.
 //
 // A rank that notices a loss poisons its host; its leader tells all with which it has links (world/control_tree.h),
 // which tell theirs. Of several causes the first one counts, as Python settles it in the launcher's rendezvous
@@ -42,6 +44,7 @@ class Liveness {
   void lose_process(int rank);
   void freeze(int rank, uint64_t for_ns);  // UINT64_MAX: for ever
   void lose_host(int host, bool is_cut);
+  void delay(int host, uint64_t ns);  // of each message to and from it
 
   // At an event kNotice or kPoison. Returns the host that is poisoned by it; kNone: it was so before.
   int hear(int message);
@@ -62,6 +65,7 @@ class Liveness {
     int cause = kNone;
     bool is_apart = false;  // hears nothing, and is not heard
     bool is_mute = false;   // its leader is gone: the others of the host cannot tell rank 0
+    uint64_t delay_ns = 0;
   };
   struct Message {
     int host, loss;
@@ -69,7 +73,9 @@ class Liveness {
 
   Host& at(int host) { return hosts_[static_cast<size_t>(host)]; }
   const Host& at(int host) const { return hosts_[static_cast<size_t>(host)]; }
-  uint64_t latency_ns() { return queue_.draw(model_.least_latency_ns, model_.most_latency_ns); }
+  uint64_t latency_ns(int from, int to) {
+    return queue_.draw(model_.least_latency_ns, model_.most_latency_ns) + at(from).delay_ns + at(to).delay_ns;
+  }
   int add(int rank, std::string what) {
     losses_.push_back({rank, std::move(what), queue_.now_ns()});
     return static_cast<int>(losses_.size()) - 1;

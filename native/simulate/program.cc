@@ -67,25 +67,44 @@ Status Program::add_fault(std::string_view kind, int target, int step, uint64_t 
   }
   if (sudden == std::end(kSudden)) {
     if (event != 0) return invalid(kind, "expected a step, got an event");
+    planned.push_back({-1, target, static_cast<size_t>(step)});
     return change(kind, target, static_cast<size_t>(step), amount);
   }
+  planned.push_back({static_cast<int>(faults.size()), target, static_cast<size_t>(step)});
   faults.push_back({sudden->kind, target, static_cast<size_t>(step), event, amount});
   return {};
 }
 
+void Program::note_begun(int rank, size_t step, std::vector<bool>* came) const {
+  for (size_t i = 0; i < planned.size(); ++i) {
+    const bool is_its_own = planned[i].target == rank || planned[i].target == -1;
+    if (planned[i].fault < 0 && is_its_own && planned[i].step == step) (*came)[i] = true;
+  }
+}
+
+size_t Program::planned_as(int fault) const {
+  return static_cast<size_t>(std::ranges::find(planned, fault, &Planned::fault) - planned.begin());
+}
+
 Status Program::change(std::string_view kind, int target, size_t from_step, double amount) {
   SimulatedStep& first = steps[from_step];
+  const auto again = [&](int other) {
+    return other < 0 ? Status() : invalid(kind, "one rank is it already in step " + std::to_string(from_step));
+  };
   const auto rest = std::span(steps).subspan(from_step);
   if (kind == "late") {
+    HVD_RETURN_IF_ERROR(again(first.late_rank));
     first.late_rank = target;
     first.late_ns = static_cast<uint64_t>(amount * kNsInMs);
   } else if (kind == "shape" && target >= 0) {
+    HVD_RETURN_IF_ERROR(again(first.odd_rank));
     first.odd_rank = target;
   } else if (kind == "shape") {
     for (SimulatedStep& step : rest) ++step.shape;
   } else if (kind == "rename") {
     for (SimulatedStep& step : rest) ++step.generation;
   } else if (kind == "leave") {
+    HVD_RETURN_IF_ERROR(again(first.leaver));
     first.leaver = target;
   } else if (kind == "join") {
     for (SimulatedStep& step : rest) {

@@ -48,11 +48,19 @@ struct Fault {
   double amount = 0;   // kFreeze, kDelay: milliseconds (kFreeze: 0 is for ever); kSlow: a factor
 };
 
+// A fault as it was added: of `faults`, or of a step.
+struct Planned {
+  int fault = -1;
+  int target = -1;  // -1: all ranks
+  size_t step = 0;
+};
+
 struct Program {
   int hosts = 1, ranks_per_host = 1;
   std::vector<SimulatedName> names;
   std::vector<SimulatedStep> steps;
   std::vector<Fault> faults;
+  std::vector<Planned> planned;
   uint64_t seed = 1;
   ControlModel control;
   LinkModel link;
@@ -69,6 +77,10 @@ struct Program {
   bool is_steady(size_t step) const;
   std::vector<int> host_of_rank() const;
   std::vector<uint32_t> takers() const;  // by step, how many ranks submit
+  // Marks in `came` what changes the step that the rank begins, by place in `planned`.
+  void note_begun(int rank, size_t step, std::vector<bool>* came) const;
+  // The place in `planned` of one of `faults`.
+  size_t planned_as(int fault) const;
   // Adds what befalls the job, by the words of hvd_simulate_fault (c_api.h).
   Status add_fault(std::string_view kind, int target, int step, uint64_t event, double amount);
 

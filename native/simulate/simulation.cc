@@ -44,11 +44,12 @@ Simulation::Simulation(Program program)
       batch_times_({program_.hosts, program_.ranks_per_host, program_.link, program_.fusion_bytes}),
       judge_(program_.names.size(), program_.takers()),
       planted_(program_.plant, program_.hosts, program_.bells(), queue_),
-      counts_(program_.steps.size(), static_cast<size_t>(program_.hosts), world_.tree().below(0).size()),
+      counts_(program_.takers(), static_cast<size_t>(program_.hosts), world_.tree().below(0).size()),
       spans_(program_.keeps_spans),
       ranks_(static_cast<size_t>(program_.ranks())),
       speaking_at_(static_cast<size_t>(program_.hosts), 0),
       holds_frame_(static_cast<size_t>(program_.hosts), false) {
+  counts_.came.resize(program_.planned.size());
   for (const Fault& fault : program_.faults) {
     if (fault.event != 0) next_event_fault_ = std::min(next_event_fault_, fault.event);
   }
@@ -102,7 +103,6 @@ void Simulation::sent(int from, int to, Frame frame) {
 
 void Simulation::begin_step(int rank) {
   RankState& mine = at(rank);
-  while (mine.step < program_.steps.size() && step_of(mine).is_absent(rank) && mine.joined) ++mine.step;
   if (mine.step == program_.steps.size()) {
     mine.done = true;
     ++counts_.ranks_done;
@@ -117,6 +117,7 @@ void Simulation::begin_step(int rank) {
     }
   }
   if (mine.dead) return;
+  program_.note_begun(rank, mine.step, &counts_.came);
   if (step.leaver == rank) return leave(rank);
   if (step.is_absent(rank)) return join(rank);
   enter_step(rank);
@@ -171,7 +172,7 @@ void Simulation::happen(const EventQueue::Event& event) {
     case What::kBatchEnd:
       return end_batch(target);
     case What::kFault:
-      return befall(program_.faults[static_cast<size_t>(target)]);
+      return befall(target);
     case What::kNotice:
     case What::kPoison:
       if (const int host = liveness_.hear(target); host != Liveness::kNone) end_host(host);
@@ -277,11 +278,12 @@ void Simulation::go_on(int rank) {
   RankState& mine = at(rank);
   if (!mine.waits || mine.in_flight > 0) return;
   mine.waits = false;
-  if (step_of(mine).joins && !mine.joined) return join(rank);
-  mine.joined = false;
+  if (!std::exchange(mine.joined, false)) {
+    counts_.end(mine.step, queue_.now_ns());
+    spans_.add({Span::What::kStep, rank, mine.step, mine.began_ns, queue_.now_ns()});
+    if (step_of(mine).joins) return join(rank);
+  }
   world_.at_board(rank).waiting = 0;
-  counts_.end(mine.step, queue_.now_ns());
-  spans_.add({Span::What::kStep, rank, mine.step, mine.began_ns, queue_.now_ns()});
   ++mine.step;
   begin_step(rank);
 }

@@ -77,8 +77,9 @@ class Simulation final : public PlainWorld::Owner {
     bool is_frozen(uint64_t now_ns) const { return frozen_until_ns > now_ns; }
   };
   struct RunningBatch {
-    size_t entered = 0;
-    uint64_t takes_ns = 0;
+    size_t entered = 0, step = 0;
+    std::vector<int64_t> elements = {};
+    uint64_t began_ns = 0, delay_ns = 0;  // which each of its rounds takes longer
   };
   static constexpr uint64_t kForEver = UINT64_MAX;
 
@@ -119,7 +120,7 @@ class Simulation final : public PlainWorld::Owner {
   // faults.cc
   void arm_faults_of_step(size_t step);
   void arm_faults_of_event();
-  void befall(const Fault& fault);
+  void befall(int number);
   void thaw(int rank);
   void end_host(int host);
   void note_leave(int rank, int leaver);
@@ -130,7 +131,7 @@ class Simulation final : public PlainWorld::Owner {
   PlainWorld world_;
   ControlNetwork control_;
   Liveness liveness_;
-  BatchTimes batch_times_;
+  DelayedBatchTimes batch_times_;
   Judge judge_;
   Planted planted_;
   Counts counts_;

@@ -47,6 +47,18 @@ Befallen befallen(const char* kind, int target, double amount, uint64_t seed = 1
 
 constexpr uint64_t kMs = 1'000'000;
 
+// A job of 3 hosts whose steps are one batch of 1 MB each, which takes about 1 ms.
+Program large_batches(const char* kind, int target, double amount, uint64_t event = 0) {
+  Program program = job(3, 1, 1, 1);
+  program.names.front().elements = 250'000;
+  EXPECT(program.add_fault(kind, target, 1, event, amount).ok());
+  return program;
+}
+uint64_t took_ms(const Simulation& simulation, size_t step) {
+  const Counts::Step& counts = simulation.counts().of(step);
+  return (counts.ended_ns - counts.began_ns) / kMs;
+}
+
 }  // namespace
 
 TEST(every_survivor_of_a_loss_hears_of_the_same_cause_in_time) {
@@ -103,12 +115,90 @@ TEST(ranks_join_and_leave_and_names_come_and_go) {
   EXPECT(renamed.problem.empty() && renamed.done == 24);
 }
 
+TEST(all_ranks_may_join_in_one_step) {
+  for (const size_t step : {0, 1, 2}) {
+    Program program = job(2, 2, 5, 1);
+    for (const int rank : {0, 1, 2, 3}) EXPECT(program.add_fault("join", rank, static_cast<int>(step), 0, 0).ok());
+    EXPECT(program.add_fault("rename", -1, 3, 0, 0).ok());
+    Simulation simulation(program);
+    EXPECT(simulation.run().empty() && simulation.counts().ranks_done == 4);
+    for (size_t other = 0; other < kSteps; ++other) {
+      const Counts::Step& counts = simulation.counts().of(other);
+      EXPECT((counts.began_ns != 0) == (other <= step) && (counts.ended_ns != 0) == (other < step));
+      EXPECT((counts.reduced > 0 && counts.collective_ns > 0) == (other < step));
+    }
+    EXPECT(simulation.counts().came == std::vector<bool>({true, true, true, true, false}));
+  }
+}
+
+TEST(a_batch_counts_for_the_step_of_its_names_whoever_has_joined) {
+  Program program = job(2, 1, 5, 1);
+  EXPECT(program.add_fault("join", 0, 1, 0, 0).ok());
+  Simulation simulation(program);
+  EXPECT(simulation.run().empty());
+  for (size_t step = 0; step < kSteps; ++step) {
+    const Counts::Step& counts = simulation.counts().of(step);
+    EXPECT(counts.reduced >= 1 && counts.reduced <= 5);
+    EXPECT(counts.ended_ns > counts.began_ns && counts.collective_ns < counts.ended_ns - counts.began_ns);
+  }
+}
+
+TEST(no_batch_ends_without_the_data_of_a_host_that_is_cut) {
+  const auto reduced = [](const Simulation& simulation) {
+    uint64_t sum = 0;
+    for (size_t step = 0; step < kSteps; ++step) sum += simulation.counts().of(step).reduced;
+    return sum;
+  };
+  for (uint64_t event = 1; event < 60; ++event) {
+    Simulation simulation(large_batches("cut", 1, 0, event));
+    while (!simulation.counts().came[0] && simulation.run_for(1)) continue;
+    const uint64_t before = reduced(simulation);
+    EXPECT(simulation.counts().came[0] && simulation.run().empty());
+    EXPECT(reduced(simulation) == before && simulation.counts().ranks_done == 0);
+    EXPECT(simulation.liveness().cause()->what == "host 1 is lost");
+  }
+}
+
+TEST(a_delay_lengthens_batches_by_each_of_their_messages_that_follow_from_one_another) {
+  Simulation usual(large_batches("slow", 0, 1)), delayed(large_batches("delay", 1, 100));
+  EXPECT(usual.run().empty() && delayed.run().empty() && delayed.counts().ranks_done == 3);
+  EXPECT(took_ms(delayed, 0) == took_ms(usual, 0));
+  EXPECT(took_ms(delayed, 1) >= took_ms(usual, 1) + 200 && took_ms(delayed, 1) < took_ms(usual, 1) + 500);
+  EXPECT(took_ms(delayed, 2) >= took_ms(usual, 2) + 300);  // and of the negotiation
+}
+
+TEST(a_delay_is_a_loss_if_the_silence_between_two_beats_is_too_long) {
+  const Befallen short_enough = befallen("delay", 2, 3900), too_long = befallen("delay", 2, 4600);
+  EXPECT(short_enough.problem.empty() && short_enough.cause.empty() && short_enough.done == 24);
+  EXPECT(too_long.problem.empty() && too_long.done == 0);
+  EXPECT(too_long.cause == "host 2 is lost" && too_long.told_after_ns < 6100 * kMs);
+}
+
+TEST(a_fault_that_never_comes_is_told) {
+  const auto came = [](const char* kind, int target, int step, uint64_t event) {
+    Program program = job(2, 2, 5, 1);
+    EXPECT(program.add_fault("late", 1, 1, 0, 30).ok() && program.add_fault("join", 0, 1, 0, 0).ok());
+    EXPECT(program.add_fault(kind, target, step, event, 1).ok());
+    Simulation simulation(program);
+    EXPECT(simulation.run().empty() && simulation.counts().came[0] && simulation.counts().came[1]);
+    return simulation.counts().came[2];
+  };
+  EXPECT(came("freeze", 3, 0, 20) && !came("freeze", 3, 0, 100'000) && !came("kill-rank", 3, 0, 100'000));
+  EXPECT(came("late", 1, 2, 0) && !came("late", 0, 2, 0));  // it has joined
+  EXPECT(came("shape", -1, 3, 0) && !came("shape", 0, 3, 0));
+  EXPECT(befallen("kill-rank", 7, 0, 1, 100'000'000).report.find("\"came\": [1]") == std::string::npos);
+  EXPECT(befallen("kill-rank", 7, 0).report.find("\"came\": [1]") != std::string::npos);
+}
+
 TEST(a_fault_may_come_at_any_event) {
-  for (uint64_t event = 1; event < 3000; event += 97) {
-    const Befallen found = befallen("kill-rank", 4, 0, 5, event);
-    EXPECT(found.problem.empty());
-    if (!found.problem.empty()) {
-      std::printf("       event %llu: %s\n", static_cast<unsigned long long>(event), found.problem.c_str());
+  const std::pair<const char*, double> kinds[] = {{"kill-rank", 0}, {"cut", 0}, {"delay", 20}, {"delay", 9000}};
+  for (const auto& [kind, amount] : kinds) {
+    for (uint64_t event = 1; event < 3000; event += 97) {
+      const Befallen found = befallen(kind, 4, amount, 5, event);
+      EXPECT(found.problem.empty());
+      if (!found.problem.empty()) {
+        std::printf("       %s, event %llu: %s\n", kind, static_cast<unsigned long long>(event), found.problem.c_str());
+      }
     }
   }
 }
@@ -119,6 +209,8 @@ TEST(a_fault_that_cannot_be_is_refused) {
   EXPECT(program.add_fault("cut", 2, 1, 0, 0).text() == "cut: expected a host below 2, got 2");
   EXPECT(program.add_fault("late", 1, 9, 0, 0).text() == "late: expected a step below 4, got 9");
   EXPECT(program.add_fault("late", 1, 1, 5, 0).text() == "late: expected a step, got an event");
+  EXPECT(program.add_fault("late", 1, 1, 0, 5).ok());
+  EXPECT(program.add_fault("late", 2, 1, 0, 5).text() == "late: one rank is it already in step 1");
   EXPECT(program.add_fault("melt", 1, 1, 0, 0).text() == "melt: no such fault");
 }
 

@@ -45,6 +45,8 @@ std::string fields(std::initializer_list<std::pair<const char*, uint64_t>> all) 
   return text;
 }
 
+std::string moment(uint64_t ns) { return ns == 0 ? "null" : std::to_string(ns); }
+
 std::string by_kind(const std::map<FrameKind, uint64_t>& counts) {
   std::map<std::string, uint64_t> named;
   for (const auto& [kind, count] : counts) named[name_of_kind(kind)] += count;
@@ -57,14 +59,13 @@ std::string by_kind(const std::map<FrameKind, uint64_t>& counts) {
 
 std::string step_of(const Counts::Step& counts) {
   return "{" +
-         fields({{"batches", counts.batches},
+         fields({{"batches", counts.reduced},
                  {"bytes_up", counts.bytes_up},
                  {"bytes_down", counts.bytes_down},
                  {"most_up_from_a_host", counts.most_up_from_a_host},
-                 {"began_ns", counts.began_ns},
-                 {"ended_ns", counts.ended_ns},
                  {"rank_0_busy_ns", counts.busy_ns},
                  {"collectives_ns", counts.collective_ns}}) +
+         ", \"began_ns\": " + moment(counts.began_ns) + ", \"ended_ns\": " + moment(counts.ended_ns) +
          ", \"up\": " + by_kind(counts.up) + ", \"down\": " + by_kind(counts.down) +
          ", \"relayed\": " + by_kind(counts.relayed) + "}";
 }
@@ -85,7 +86,9 @@ std::string spans_of(const Spans& spans) {
 }  // namespace
 
 std::string report_of(const Simulation& simulation) {
-  std::string steps;
+  std::string steps, came;
+  for (const bool has_come : simulation.counts().came)
+    came += std::string(came.empty() ? "" : ", ") + (has_come ? "1" : "0");
   const Counts& counts = simulation.counts();
   for (size_t step = 0; step < counts.steps(); ++step) {
     steps += (step == 0 ? "" : ", ") + step_of(counts.of(step));
@@ -98,8 +101,8 @@ std::string report_of(const Simulation& simulation) {
                  {"ranks_done", counts.ranks_done},
                  {"failed_calls", counts.failed_calls},
                  {"noticed_after_ns", simulation.liveness().told_after_ns()}}) +
-         ", \"cause\": " + (cause == nullptr ? "null" : quoted(cause->what)) + ", \"steps\": [" + steps +
-         "], \"spans\": [" + spans_of(simulation.spans()) + "]}";
+         ", \"came\": [" + came + "], \"cause\": " + (cause == nullptr ? "null" : quoted(cause->what)) +
+         ", \"steps\": [" + steps + "], \"spans\": [" + spans_of(simulation.spans()) + "]}";
 }
 
 }  // namespace hvd

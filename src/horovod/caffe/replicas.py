@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 import horovod.torch as hvd
+from horovod.gradients.recording import refuse_profile
 
 __all__ = ["Replicas"]
 
@@ -22,6 +23,7 @@ class Replicas:
     @classmethod
     def of_this_job(cls) -> Replicas:
         """All ranks of the job that started this process."""
+        refuse_profile("Caffe")
         hvd.init()
         return cls(hvd.rank(), hvd.size())
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import ctypes
 import operator
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -83,10 +82,8 @@ class Collectives(Generic[T]):
             staged, request = self._staged(context, tensor, name, how, in_place)
             if in_place:
                 output = staged
-            elif staged is tensor:
-                output = adapter.empty_like(staged)
             else:
-                output = for_result(staged)
+                output = adapter.empty_like(staged) if staged is tensor else for_result(staged)
             handle = submit_one(context, request, adapter.address(staged), adapter.address(output), flags)
         except LOCAL_ERRORS as error:
             context.refuse("allreduce", name, error, told_in(how[-1]))
@@ -99,7 +96,7 @@ class Collectives(Generic[T]):
     ) -> T:
         """Reduces one tensor over all ranks; blocks. This path sets the latency of small tensors, so keep it short."""
         context = contexts.current()
-        deadline = None if limit is None else time.monotonic() + limit.seconds  # run has waited already
+        deadline = None if limit is None else limit.deadline()  # run waits, too
         try:
             adapter = self._adapter
             ended: Ended | bool | None = False
@@ -380,10 +377,8 @@ class Collectives(Generic[T]):
             private = staged is not tensor
             if in_place:
                 output = staged
-            elif staged is tensor:
-                output = adapter.empty_like(staged)
             else:
-                output = for_result(staged)
+                output = adapter.empty_like(staged) if staged is tensor else for_result(staged)
             handle = submit_one(context, request, adapter.address(staged), adapter.address(output), flags)
         except LOCAL_ERRORS as error:
             context.refuse("broadcast", name, error, told_in(process_set))

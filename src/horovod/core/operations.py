@@ -177,6 +177,10 @@ class TimeLimit(NamedTuple):
     seconds: float
     say: Callable[[float, str], str]
 
+    def deadline(self) -> float:
+        """As of time.monotonic(), if it begins now."""
+        return time.monotonic() + self.seconds
+
 
 class Operation:
     """`value`: the result, or what `collect(self)` makes the result of. `keep`: tensors to keep alive until done."""
@@ -208,7 +212,7 @@ class Operation:
         on_gpu = type(handle) is not c_uint64
         wait = handle.waiter(context) if on_gpu else context.wait
         if limit is not None and deadline is None:
-            deadline = time.monotonic() + limit.seconds
+            deadline = limit.deadline()
         try:
             slice_ms = _slice_ms(deadline)
             if not on_gpu and limit is None and self.collect is None:

@@ -177,7 +177,8 @@ class GradientList(abc.ABC):
         for index in due:
             gradient = gradients[index]
             dtype = str(getattr(gradient.dtype, "name", gradient.dtype)).removeprefix("torch.")
-            act = functools.partial(recorder.ready, _name_in_profile(index, variables), dtype, len(due))
+            label, is_sparse = _name_in_profile(index, variables), self.is_sparse(gradient)
+            act = functools.partial(recorder.ready, label, dtype, len(due), is_sparse=is_sparse)
             gradients[index] = self.when_ready(gradient, act)
         return gradients
 

@@ -21,9 +21,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from horovod.core import context as contexts
+from horovod.core.exceptions import InvalidRequestError
 from horovod.core.wording import counted
 from horovod.settings import Settings
 from horovod.world.machine import packages
@@ -42,6 +43,7 @@ __all__ = [
     "is_profiled",
     "recorder_of_job",
     "recorder_of_list",
+    "refuse_profile",
 ]
 
 FORMAT = "horovod-profile"
@@ -97,6 +99,12 @@ class Apart(Generic[T]):
         return self._tensor
 
 
+class _Described(NamedTuple):
+    dtype: str
+    size: int  # in bytes
+    is_sparse: bool = False
+
+
 class _Step:
     """Moments of one step. `begin`: the last one's end, or zero_grad after it."""
 
@@ -115,7 +123,7 @@ class _Step:
 class Recorder:
     """Notes the moments of steps, and writes the file after the last one, or at the end of the script.
 
-    describe: dtype and bytes of a gradient. name: of the job, for its readers.
+    describe: dtype and bytes of a gradient, and whether it is sparse. name: of the job, for its readers.
     """
 
     def __init__(
@@ -124,7 +132,7 @@ class Recorder:
         name: str,
         device: str,
         busy_ranks: int,
-        describe: Callable[[Any], tuple[str, int]],
+        describe: Callable[[Any], tuple[str, int, bool]],
         clock: Clock,
         unmarked: str = _UNMARKED,
     ) -> None:
@@ -134,7 +142,7 @@ class Recorder:
         self._about = {"name": name, "device": device, "busy_ranks": busy_ranks}
         self._describe = describe
         self._clock = clock
-        self._described: dict[str, tuple[str, int]] = {}
+        self._described: dict[str, _Described] = {}
         self._steps: list[_Step] = []
         self._step = _Step(None)
         self._updates = 0
@@ -147,7 +155,7 @@ class Recorder:
             return
         if name in self._step.ready:  # the last step was left out, by a gradient scaler for example
             self._step = _Step(None)
-        self._described[name] = self._describe(gradient)
+        self._described[name] = _Described(*self._describe(gradient))
         self._step.ready[name] = self._clock.now()
 
     def backward_is_over(self) -> None:
@@ -235,6 +243,8 @@ class Recorder:
             _spread([between(step.first, step.ready[name]) for step in steps if name in step.ready] or [0.0])
             for name in self._described
         ]
+        described = self._described.values()
+        sparse = [place for place, one in enumerate(described) if one.is_sparse]
         content = {
             "format": FORMAT,
             "version": VERSION,
@@ -247,9 +257,10 @@ class Recorder:
             "step_ms": [round(sum(step), 3) for step in whole],
             "gradients": {
                 "name": list(names),
-                "dtype": [dtype for dtype, _ in self._described.values()],
-                "bytes": [size for _, size in self._described.values()],
+                "dtype": [one.dtype for one in described],
+                "bytes": [one.size for one in described],
                 "ready_ms": ready,
+                **({"sparse": sparse} if sparse else {}),
             },
         }
         return json.dumps(content, separators=(",", ":")) + "\n"
@@ -266,12 +277,12 @@ class ListRecorder:
         self._lock = threading.Lock()
         self._seen: set[str] = set()
 
-    def ready(self, name: str, dtype: str, of: int, size: int) -> None:
+    def ready(self, name: str, dtype: str, of: int, size: int, is_sparse: bool = False) -> None:
         """One of `of` gradients, of so many bytes, has its value."""
         with self._lock:
             if name in self._seen:  # the last step was left out
                 self._seen.clear()
-            self._recorder.started(name, (dtype, size))
+            self._recorder.started(name, (dtype, size, is_sparse))
             self._seen.add(name)
             if len(self._seen) == of:
                 self._seen.clear()
@@ -302,6 +313,15 @@ def is_profiled() -> bool:
     return bool(Settings.from_environment().profile)
 
 
+def refuse_profile(framework: str) -> None:
+    """For frameworks whose gradients are not recorded. Raises ValueError if this job is profiled."""
+    if is_profiled():
+        raise InvalidRequestError(
+            f"gradients of {framework} cannot be profiled: those of PyTorch, TensorFlow, Keras and JAX can\n"
+            "hint: leave out --profile, or unset HOROVOD_PROFILE"
+        )
+
+
 def recorder_of_list(name: str, device: str) -> ListRecorder | None:
     """The recorder for lists of gradients of this name; None on other ranks than 0, and for a second list."""
     if name not in _lists:
@@ -311,7 +331,7 @@ def recorder_of_list(name: str, device: str) -> ListRecorder | None:
 
 
 def recorder_of_job(
-    device: str, describe: Callable[[Any], tuple[str, int]], clock: Clock, unmarked: str = _UNMARKED
+    device: str, describe: Callable[[Any], tuple[str, int, bool]], clock: Clock, unmarked: str = _UNMARKED
 ) -> Recorder | None:
     """The recorder for the optimizer that is being wrapped; None on other ranks than 0, and for a second optimizer."""
     global _taken

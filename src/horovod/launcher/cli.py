@@ -247,6 +247,7 @@ class _Plan:
         checks.check_transport(settings.transport)
         checks.check_command(options.command[0], {**self._environment, **options.assigned})
         checks.check_timeline(settings.timeline)
+        checks.check_file_name("--profile", self._given.get("profile"))
         if settings.profile:
             ranks = assign_ranks(hosts.hosts, hosts.size) if hosts else []
             checks.check_profile(settings.profile, [rank.hostname for rank in ranks], elastic)
@@ -274,7 +275,8 @@ class _Plan:
             return ""
         return (
             f"no profile was written to {path}\n"
-            "hint: the gradients of PyTorch, TensorFlow, Keras or JAX leave one, in a job of 31 training steps or more"
+            "hint: the gradients of PyTorch, TensorFlow, Keras or JAX leave one, in a job of 31 training steps or "
+            "more, and those of MXNet and Caffe do not"
         )
 
     def _chosen_controller(self) -> str:

@@ -14,6 +14,7 @@ from horovod.core.exceptions import InvalidRequestError
 from horovod.core.process_sets import ProcessSet, global_process_set
 from horovod.core.wording import shown
 from horovod.gradients.options import ReductionOptions
+from horovod.gradients.recording import refuse_profile
 from horovod.mxnet.gradients import average
 
 __all__ = ["DistributedOptimizer"]
@@ -40,6 +41,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
     ) -> None:
         options = ReductionOptions.among(locals())
         check_groups(num_groups)
+        refuse_profile("MXNet")
         if not isinstance(optimizer, mx.optimizer.Optimizer):
             raise TypeError(f"optimizer: expected an mxnet.optimizer.Optimizer, got {shown(optimizer)}")
         if isinstance(optimizer, DistributedOptimizer):

@@ -15,6 +15,7 @@ from horovod.core.native import Max, Min
 from horovod.core.process_sets import ProcessSet, global_process_set, speaks
 from horovod.core.tracebacks import warn
 from horovod.gradients.options import ReductionOptions
+from horovod.gradients.recording import refuse_profile
 from horovod.gradients.replica_check import ReplicaCheck, of_value
 from horovod.mxnet.compression import Compression
 from horovod.mxnet.gradients import average
@@ -64,6 +65,7 @@ class DistributedTrainer(mx.gluon.Trainer):
         _refuse(refused)
         self._hvd_options = ReductionOptions.among(locals())
         check_groups(num_groups)
+        refuse_profile("MXNet")
         if isinstance(optimizer, DistributedOptimizer):
             if speaks(process_set):
                 warn("DistributedTrainer does what DistributedOptimizer does: the wrapped optimizer is used")

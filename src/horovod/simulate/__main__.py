@@ -68,7 +68,7 @@ def _add_run(add: argparse.ArgumentParser) -> None:
     what = add.add_mutually_exclusive_group()
     what.add_argument("--names", type=_count, default=161, metavar="N", help="tensors of a step (161)")
     what.add_argument("--profile", metavar="FILE", help="tensors and their times, as horovodrun --profile has written")
-    add.add_argument("--bytes", type=_bytes, default=635_000, metavar="N", help="bytes of each of --names (635000)")
+    add.add_argument("--bytes", type=_bytes, metavar="N", help="bytes of each of --names (635000)")
     add.add_argument("--steps", type=_count, default=2, metavar="N", help="steps; the first one has no known names (2)")
     add.add_argument("--shuffled", action="store_true", help="each rank has an order and a pace of its own")
     add.add_argument("--seed", type=_seed, default=1, metavar="N", help="chooses every chance: one seed, one run (1)")
@@ -83,9 +83,9 @@ def _add_run(add: argparse.ArgumentParser) -> None:
     network = add.add_mutually_exclusive_group()
     network.add_argument("--link", metavar="LINK", help=f"the network between hosts: {', '.join(PRESETS)}, or a file")
     network.add_argument("--gbit", type=_above_0, default=10.0, metavar="N", help="in place of --link: its rate (10)")
-    add.add_argument("--latency-us", type=_above_0, default=30.0, metavar="US", help="of a message, with --gbit (30)")
+    add.add_argument("--latency-us", type=_above_0, metavar="US", help="of a message, with --gbit (30)")
     add.add_argument(
-        "--message-us", type=_above_0, default=3.0, metavar="US", help="processor time of a message at either end (3)"
+        "--message-us", type=_above_0, metavar="US", help="processor time of a message at either end, with --gbit (3)"
     )
     add.add_argument("--relays-above-hosts", type=_count, default=256, metavar="N", help="more hosts form a tree (256)")
     add.add_argument("--json", metavar="FILE", help="write all counts")
@@ -121,6 +121,8 @@ def _check_files(options: argparse.Namespace) -> None:
         path = getattr(options, flag, None)
         if not isinstance(path, str):
             continue
+        if not path:
+            raise InputError(f"an empty name was given as {flag}\nhint: give the name of a file")
         other = named.setdefault(os.path.realpath(path), flag)
         if other != flag and flag != "link":  # those behind it are written
             raise InputError(f"{path} is given twice, as {other} and as {flag}\nhint: give another file")
@@ -174,6 +176,7 @@ def _job(options: argparse.Namespace) -> Job:
         options.calibrate,
         profile.halves,
         profile.busy_ranks,
+        profile.sparse,
     )
 
 

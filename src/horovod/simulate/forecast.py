@@ -40,7 +40,7 @@ class Job:
 
     hosts: as many, ascending. inside, way: as in Cluster. batch: samples of a rank's step; None: not known. known:
     efficiencies that were measured on this cluster, by number of hosts, 0 to 1. halves: gradients are of 16 bits.
-    busy_ranks: as many ranks of a host were at work when the step was measured.
+    busy_ranks: as many ranks of a host were at work when the step was measured. sparse: as in Profile.
     """
 
     work: Workload
@@ -53,6 +53,7 @@ class Job:
     known: tuple[tuple[int, float], ...] = ()
     halves: bool = False
     busy_ranks: int = 1
+    sparse: tuple[int, float] = (0, 0.0)
 
     def cluster(self, hosts: int) -> Cluster:
         return Cluster(hosts, self.ranks_a_host, self.inside, self.link.network, self.link.gbit, self.way)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 
 from horovod.simulate.costs import STEP_S
 from horovod.simulate.draws import Range, Ranges
@@ -87,8 +88,8 @@ def link_of(text: str) -> Link:
     """A preset by its name, or the link in a file. Raises InputError."""
     if text in PRESETS:
         return PRESETS[text]
-    if not text.endswith(".json"):
-        raise InputError(f"--link {text}: expected a file *.json, or one of {', '.join(PRESETS)}")
+    if not os.path.exists(text):
+        raise InputError(f"--link {text}: there is no such file, nor such a link\nhint: links are {', '.join(PRESETS)}")
     content = read_json(text, FORMAT, VERSION, "a link file", f"write version {VERSION}")
     unknown = [name for name in content if name not in _FIELDS]
     if unknown:

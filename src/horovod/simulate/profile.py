@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from horovod.core.wording import counted
 from horovod.gradients.recording import FEWEST_STEPS, FORMAT, VERSION
 from horovod.simulate.errors import InputError, number, read_json, table, unfit, whole
 from horovod.simulate.step import Workload
 
-__all__ = ["Profile", "read_profile"]
+__all__ = ["Profile", "read_profile", "sparse_in_words"]
 
 _MOST_RANKS = 100_000
 _MOST_BYTES = 10**15
@@ -20,11 +21,12 @@ _LEAST_MS = 0.001  # the last digit that is recorded
 
 
 class _Gradients(NamedTuple):
-    """Columns of the file, one row for each gradient. ready_ms: medians."""
+    """Columns of the file, one row for each gradient. ready_ms: medians. sparse: rows of the sparse ones."""
 
     dtypes: list[str]
     sizes: list[int]
     ready_ms: list[float]
+    sparse: list[int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,12 +34,27 @@ class Profile:
     """A workload, and what the forecast says of its origin.
 
     device: cpu or gpu. busy_ranks: as many trained side by side. halves: most bytes of the gradients are of 16 bits.
+    sparse: how many gradients are sparse, and their bytes on one rank.
     """
 
     work: Workload
     device: str
     busy_ranks: int
     halves: bool
+    sparse: tuple[int, float] = (0, 0.0)
+
+
+def sparse_in_words(sparse: tuple[int, float]) -> str:
+    """A warning that sparse gradients count as dense ones; empty if there are none. sparse: as in Profile."""
+    count, size = sparse
+    if count == 0:
+        return ""
+    return (
+        f"warning: {counted(count, 'gradient')} of {size / 1e6:.1f} MB {'are' if count > 1 else 'is'} sparse and "
+        f"{'count' if count > 1 else 'counts'} as if dense, with the bytes of one rank: ranks gather them, so their "
+        "bytes grow with the number of ranks, and the result is too good\n"
+        "hint: record with sparse_as_dense=True, if the job may run so"
+    )
 
 
 def read_profile(path: str) -> Profile:
@@ -60,7 +77,8 @@ def read_profile(path: str) -> Profile:
     compute_s = max(1e-3 * (forward + backward), float(at[order][-1]))
     work = Workload(name, at[order], sizes[order], compute_s, 1e-3 * update, steps)
     of_16_bits = sizes[["16" in dtype for dtype in gradients.dtypes]].sum()
-    return Profile(work, device, busy_ranks, bool(of_16_bits > sizes.sum() / 2))
+    sparse = (len(gradients.sparse), float(sizes[gradients.sparse].sum()))
+    return Profile(work, device, busy_ranks, bool(of_16_bits > sizes.sum() / 2), sparse)
 
 
 def _steps(content: dict[str, Any], path: str) -> tuple[float, ...]:
@@ -82,6 +100,9 @@ def _gradients(content: dict[str, Any], path: str) -> _Gradients:
     if len(lists) < len(columns) or len(set(map(len, lists))) > 1:
         raise InputError(f'{path}: field "gradients": expected lists name, dtype, bytes and ready_ms of one length')
     names, dtypes, sizes, ready = lists
+    sparse = gradients.get("sparse", [])
+    if not isinstance(sparse, list):
+        raise unfit(path, "gradients.sparse", "a list of rows", sparse)
     if not sizes:
         raise InputError(
             f'{path}: field "gradients": it has none: the job made no backward pass\nhint: record training'
@@ -94,6 +115,7 @@ def _gradients(content: dict[str, Any], path: str) -> _Gradients:
         dtypes,
         [whole(size, f"gradients.bytes[{place}]", path, 0, _MOST_BYTES) for place, size in enumerate(sizes)],
         [_median_of_row(row, f"gradients.ready_ms[{place}]", path) for place, row in enumerate(ready)],
+        [whole(row, f"gradients.sparse[{place}]", path, 0, len(sizes) - 1) for place, row in enumerate(sparse)],
     )
 
 

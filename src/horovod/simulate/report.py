@@ -9,6 +9,7 @@ from typing import Any
 from horovod.core.wording import counted
 from horovod.simulate.draws import Band
 from horovod.simulate.forecast import CAUSES, WIDE_POINTS, Forecast, Row
+from horovod.simulate.profile import sparse_in_words
 
 __all__ = ["as_json", "as_text", "assumptions", "hints", "title"]
 
@@ -52,6 +53,8 @@ def hints(made: Forecast) -> Iterator[str]:
             f"warning: the profile is of {counted(job.busy_ranks, 'busy rank')} on its host, not of {job.ranks_a_host}"
             f"\nhint: horovodrun -np {job.ranks_a_host} --profile FILE records a rank with busy neighbours"
         )
+    if warning := sparse_in_words(job.sparse):
+        yield warning
     if not made.is_wide or made.miss:
         return
     wide = f"hint: a band is wider than {WIDE_POINTS:.0f} points: measure"
@@ -103,6 +106,7 @@ def as_json(made: Forecast) -> dict[str, Any]:
         "model": work.name,
         "gradients": len(work.sizes),
         "bytes": int(work.sizes.sum()),
+        "sparse_gradients": job.sparse[0],
         "step_ms": 1e3 * work.step_s,
         "link": {"name": job.link.name, "gbit": job.link.gbit, "source": job.link.source, "hosts": job.link.hosts},
         "measured": [{"hosts": hosts, "efficiency": 100 * value} for hosts, value in job.known],

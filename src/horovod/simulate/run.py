@@ -18,7 +18,7 @@ from horovod.simulate.costs import STEP_S
 from horovod.simulate.errors import InputError
 from horovod.simulate.links import Link, link_of
 from horovod.simulate.native import Fault, Job, Options, SimulationError
-from horovod.simulate.profile import read_profile
+from horovod.simulate.profile import read_profile, sparse_in_words
 
 __all__ = ["KINDS", "Name", "as_text", "fault_of", "needed_bytes", "simulate", "trace_of"]
 
@@ -26,7 +26,11 @@ __all__ = ["KINDS", "Name", "as_text", "fault_of", "needed_bytes", "simulate", "
 KINDS = ("kill-rank", "kill-host", "freeze", "slow", "cut", "delay", "late", "shape", "join", "leave", "rename")
 _WITH_AMOUNT = ("freeze", "slow", "delay", "late")
 _WITHOUT_TARGET = ("rename", "shape")
-_FAULT = re.compile(r"(?P<kind>[a-z-]+)(:(?P<target>\d+))?(:(?P<amount>\d+(\.\d+)?))?(@(?P<event>e)?(?P<at>\d+))?")
+_LINK = {"latency_us": 30.0, "message_us": 3.0}  # with --gbit
+_BYTES = 635_000
+_FAULT = re.compile(
+    r"(?P<kind>[a-z-]+)(:(?P<target>\d{1,9}))?(:(?P<amount>\d{1,9}(\.\d+)?))?(@(?P<event>e)?(?P<at>\d{1,9}))?"
+)
 
 # Measured: of the process, of a rank, and of a rank and a name.
 _BASE_BYTES, _RANK_BYTES, _NAME_BYTES = 60e6, 6e3, 610.0
@@ -55,11 +59,19 @@ def fault_of(text: str, steps: int) -> Fault:
     kind = found["kind"]
     if found["target"] is None and kind not in _WITHOUT_TARGET:
         raise InputError(f"--fault {text}: {kind} needs a target, such as {kind}:0")
+    if found["target"] is not None and kind == "rename":
+        raise InputError(f"--fault {text}: rename has no target: all names are other names")
     if found["amount"] is None and kind in ("slow", "delay", "late"):
         what = "a factor" if kind == "slow" else "milliseconds"
         raise InputError(f"--fault {text}: {kind} needs {what}, such as {kind}:0:4")
     if found["amount"] is not None and kind not in _WITH_AMOUNT:
         raise InputError(f"--fault {text}: {kind} has no amount")
+    least = 1 if kind == "slow" else 0
+    if found["amount"] is not None and float(found["amount"]) <= least:
+        forever = f"\nhint: {kind}:{found['target']} is for ever" if kind == "freeze" else ""
+        raise InputError(f"--fault {text}: it does nothing, expected an amount above {least}{forever}")
+    if found["event"] and int(found["at"]) == 0:
+        raise InputError(f"--fault {text}: expected an event from 1 on")
     at = int(found["at"] or min(1, steps - 1))
     return Fault(
         kind=kind.encode(),
@@ -77,6 +89,7 @@ def needed_bytes(ranks: int, names: int) -> float:
 
 def simulate(options: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     """Runs each seed. Returns the last run, for readers of JSON, and whether all went well."""
+    _check_is_used(options)
     names = _names(options)
     link = _link(options)
     faults = [fault_of(text, options.steps) for text in options.fault]
@@ -92,7 +105,8 @@ def simulate(options: argparse.Namespace) -> tuple[dict[str, Any], bool]:
             failures.append({"seed": seed, "problem": problem, "replay": _replay(options.given, seed)})
             print(f"seed {seed}: {problem}\nhint: replay it by: {failures[-1]['replay']}", file=sys.stderr)
         elif options.seeds > 1:
-            print(f"seed {seed}: {found['events']} events, all held", file=sys.stderr)
+            missed = "".join(f"; {text} never came" for text in _missed(found))
+            print(f"seed {seed}: {found['events']} events, all held{missed}", file=sys.stderr)
     bytes_of_all = _ELEMENT_BYTES * sum(name.elements for name in names)
     job = {"hosts": options.hosts, "ranks_per_host": options.ranks, "names": len(names), "bytes": bytes_of_all}
     made = {"version": 1, "job": job, "link": link, "seed": options.seed, "seeds": options.seeds}
@@ -123,7 +137,26 @@ def _run(
             job.run(_Progress(options.hosts * options.ranks))
         except SimulationError as error:
             problem = str(error)
-        return job.report(), problem
+        found = job.report()
+        came = found.pop("came", [])
+        found["faults"] = [
+            {"fault": text, "came": bool(has_come)} for text, has_come in zip(options.fault, came, strict=True)
+        ]
+        return found, problem
+
+
+def _missed(run: dict[str, Any]) -> list[str]:
+    return [fault["fault"] for fault in run["faults"] if not fault["came"]]
+
+
+def _check_is_used(options: argparse.Namespace) -> None:
+    """Raises InputError for an option that would do nothing."""
+    if options.profile is not None and options.bytes is not None:
+        raise InputError("--bytes is for --names: a profile has its own tensors\nhint: leave it out")
+    for name in _LINK:
+        if options.link is not None and getattr(options, name) is not None:
+            flag = name.replace("_", "-")
+            raise InputError(f"--{flag} is for --gbit: --link {options.link} has its own\nhint: leave one of them out")
 
 
 class _Progress:
@@ -147,9 +180,12 @@ class _Progress:
 
 def _names(options: argparse.Namespace) -> list[Name]:
     if options.profile is None:
-        elements = max(1, options.bytes // _ELEMENT_BYTES)
+        elements = max(1, (options.bytes or _BYTES) // _ELEMENT_BYTES)
         return [Name(f"gradient.{number}", elements) for number in range(options.names)]
-    work = read_profile(options.profile).work
+    profile = read_profile(options.profile)
+    if warning := sparse_in_words(profile.sparse):
+        print(warning, file=sys.stderr)
+    work = profile.work
     return [
         Name(f"gradient.{number}", max(1, int(size) // _ELEMENT_BYTES), 1e6 * float(ready))
         for number, (ready, size) in enumerate(zip(work.ready_s, work.sizes, strict=True))
@@ -158,9 +194,8 @@ def _names(options: argparse.Namespace) -> list[Name]:
 
 def _link(options: argparse.Namespace) -> dict[str, float]:
     if options.link is None:
-        overhead = options.message_us
-        rate = {"gbit": options.gbit, "latency_us": options.latency_us}
-        return {**rate, "send_us": overhead, "receive_us": overhead}
+        latency, overhead = (getattr(options, name) or usual for name, usual in _LINK.items())
+        return {"gbit": options.gbit, "latency_us": latency, "send_us": overhead, "receive_us": overhead}
     link: Link = link_of(options.link)
     latency = link.latency_us or (1e6 * STEP_S[link.network],) * 2
     overhead = sum(link.overhead_us) / 2
@@ -243,23 +278,36 @@ def _steps(run: dict[str, Any]) -> Iterator[str]:
         f"{'rank 0 busy':>12} {'collectives':>12} {'step time':>12}"
     )
     for number, step in enumerate(run["steps"]):
-        took = max(0, step["ended_ns"] - step["began_ns"])
-        times = " ".join(f"{ns / 1e6:9.1f} ms" for ns in (step["rank_0_busy_ns"], step["collectives_ns"], took))
+        if step["began_ns"] is None:
+            widths = (8, 9, 9, 9, 8, 8, 12, 12, 12)
+            yield " ".join([f"{number:5d}", *(f"{'-':>{width}}" for width in widths)])
+            continue
+        took = None if step["ended_ns"] is None else step["ended_ns"] - step["began_ns"]
+        times = " ".join(
+            f"{'-':>12}" if ns is None else f"{ns / 1e6:9.1f} ms"
+            for ns in (step["rank_0_busy_ns"], step["collectives_ns"], took)
+        )
         yield (
             f"{number:5d} {step['batches']:8d} {sum(step['up'].values()):9d} {sum(step['down'].values()):9d} "
             f"{sum(step['relayed'].values()):9d} {step['bytes_up'] / 1e6:8.1f} {step['bytes_down'] / 1e6:8.1f} {times}"
         )
     yield "Up and down: messages to and from rank 0; relayed: between other hosts. Times are of the simulated job."
+    if any(step["ended_ns"] is None for step in run["steps"]):
+        yield "-: the step did not end, or no rank took part in it."
 
 
 def _kinds(run: dict[str, Any]) -> Iterator[str]:
     for number, step in enumerate(run["steps"]):
+        if step["began_ns"] is None:
+            continue
         for way in ("up", "down"):
             kinds = ", ".join(f"{count} {kind}" for kind, count in step[way].items())
             yield f"  step {number}, {way}: {kinds or 'none'}"
 
 
 def _loss(run: dict[str, Any]) -> Iterator[str]:
+    for text in _missed(run):
+        yield f"--fault {text} never came: the job had ended before"
     if run["failed_calls"]:
         yield f"{counted(run['failed_calls'], 'call')} failed, each with an error"
     if run["cause"] is not None:

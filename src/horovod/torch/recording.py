@@ -34,7 +34,7 @@ def recorder_of_parameters(parameters: Sequence[Tensor]) -> Recorder | None:
     return recorder_of_job("gpu" if on_gpu else "cpu", _described, clock)
 
 
-def _described(gradient: Tensor) -> tuple[str, int]:
+def _described(gradient: Tensor) -> tuple[str, int, bool]:
     parts = (gradient._indices(), gradient._values()) if gradient.is_sparse else (gradient,)
     size = sum(part.numel() * part.element_size() for part in parts)
-    return str(gradient.dtype).removeprefix("torch."), size
+    return str(gradient.dtype).removeprefix("torch."), size, gradient.is_sparse

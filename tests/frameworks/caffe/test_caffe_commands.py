@@ -225,6 +225,14 @@ def test_an_error_in_a_file_ends_all_ranks(wrong: Path) -> None:
     assert_names_the_type(result.returncode, result.stderr)
 
 
+def test_a_job_of_caffe_cannot_be_profiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    from horovod.caffe.replicas import Replicas
+
+    monkeypatch.setenv("HOROVOD_PROFILE", "profile.json")
+    with pytest.raises(ValueError, match="gradients of Caffe cannot be profiled"):
+        Replicas.of_this_job()
+
+
 def test_the_mnist_tool_refuses_other_files(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     from horovod.caffe.tools.convert_mnist_data import main
 

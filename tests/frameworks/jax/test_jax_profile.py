@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -31,6 +32,20 @@ x = jnp.ones((32, 64), jnp.bfloat16)
 for _ in range(45):
     weights, state = jax.block_until_ready(step(weights, state, x))
 """
+
+
+def test_in_optax_multi_steps_each_pass_is_a_step_with_its_reduction(tmp_path: Path) -> None:
+    """It calls the optimizer in each pass, and a real job reduces then."""
+    pytest.importorskip("optax", reason="not run: optax is not installed")
+    accumulating = TRAIN.replace("\nstate =", "\noptimizer = optax.MultiSteps(optimizer, every_k_schedule=4)\nstate =")
+    accumulating = accumulating.replace("range(45)", "range(100)")
+    command = [sys.executable, "-c", accumulating]
+    done = run_job(tmp_path, "-np", "1", "--profile", "profile.json", command, env={"JAX_PLATFORMS": "cpu"})
+    assert done.code == 0 and "warning" not in done.stderr, done
+    content = json.loads((tmp_path / "profile.json").read_text())
+    left_out = re.search(r"left out: (\d+) step", done.stderr)
+    assert len(content["step_ms"]) + (int(left_out[1]) if left_out else 0) == 60
+    assert sorted(content["gradients"]["name"]) == ["0", "1", "2"]
 
 
 def test_a_compiled_step_leaves_a_profile_of_each_gradient(tmp_path: Path) -> None:

@@ -32,6 +32,18 @@ def network(start: int) -> Any:
     return net
 
 
+def test_a_job_of_mxnet_cannot_be_profiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    import horovod.mxnet as hvd
+
+    monkeypatch.setenv("HOROVOD_PROFILE", "profile.json")
+    for make in (
+        lambda: hvd.DistributedOptimizer(mx.optimizer.SGD()),
+        lambda: hvd.DistributedTrainer(network(1).collect_params(), "sgd"),
+    ):
+        with pytest.raises(ValueError, match="gradients of MXNet cannot be profiled"):
+            make()
+
+
 def gluon_steps(net: Any, trainer: Any, rows: slice, passes: int = 1) -> Parameters:
     images, labels = data()
     loss_of = mx.gluon.loss.SoftmaxCrossEntropyLoss()

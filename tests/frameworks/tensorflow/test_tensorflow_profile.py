@@ -67,6 +67,9 @@ def test_keras_fit_leaves_a_profile_of_each_gradient(tmp_path: Path) -> None:
     rows = 64 * 4 * (64 * 4 + 4)  # sparse: 64 samples of 4 words, and of each a row of floats and an index
     assert len(sizes) == 11 and sizes["embedding/embeddings"] == rows
     assert sizes["dense/kernel"] == 256 * 512 * 4 and sizes["dense_4/kernel"] == 512 * 4 == sizes["dense/bias"]
+    assert [gradients["name"][row] for row in gradients["sparse"]] == [
+        next(name for name in gradients["name"] if "embedding" in name)
+    ]
     assert content["busy_ranks"] == 2 and 40 <= len(content["step_ms"]) <= 60
     ready = dict(zip(sizes, (median for median, _, _ in gradients["ready_ms"]), strict=True))
     assert ready["dense_4/kernel"] < ready["dense_2/kernel"] < ready["dense/kernel"], "as backward computes them"

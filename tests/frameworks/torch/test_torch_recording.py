@@ -11,10 +11,10 @@ from horovod.torch.recording import _described, _GpuClock  # noqa: E402
 
 
 def test_gradients_are_described_by_what_would_travel() -> None:
-    assert _described(torch.zeros(3, 5)) == ("float32", 60)
-    assert _described(torch.zeros(4, dtype=torch.bfloat16)) == ("bfloat16", 8)
+    assert _described(torch.zeros(3, 5)) == ("float32", 60, False)
+    assert _described(torch.zeros(4, dtype=torch.bfloat16)) == ("bfloat16", 8, False)
     sparse = torch.sparse_coo_tensor(torch.tensor([[0, 7]]), torch.ones(2, 3), (10, 3), check_invariants=True)
-    assert _described(sparse) == ("float32", 2 * 8 + 6 * 4)
+    assert _described(sparse) == ("float32", 2 * 8 + 6 * 4, True)
 
 
 def test_moments_on_a_gpu_are_events_of_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:

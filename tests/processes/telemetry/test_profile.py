@@ -101,5 +101,7 @@ def test_a_job_that_is_ended_by_ctrl_c_leaves_what_it_has(tmp_path: Path) -> Non
 def test_jobs_that_cannot_be_profiled_are_refused(tmp_path: Path, flags: list[str], text: str) -> None:
     done = run_job(tmp_path, *flags, "--profile", "profile.json", "true")
     assert done.code == 2 and text in done.stderr
+    done = run_job(tmp_path, "-np", "1", "--profile", "", "true")
+    assert done.code == 2 and "--profile got an empty name\nhint: give the name of a file" in done.stderr
     done = run_job(tmp_path, "-np", "1", "--profile", "none/profile.json", "true")
     assert done.code == 2 and "--profile none/profile.json: No such file or directory\nhint: give a file" in done.stderr

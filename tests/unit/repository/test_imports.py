@@ -38,7 +38,7 @@ ALLOWED = {
     "trace": {"horovod", "world"},  # of the world: how files are written
     "simulate": {"core", "world", "gradients", "trace"},  # of trace: the parts of pages; of gradients: the profile
     "bench": {"horovod", "simulate", "core", "world", "settings", "launcher", "torch"},
-    "caffe": {"core", "world", "settings", "launcher", "torch"},
+    "caffe": {"core", "world", "settings", "launcher", "gradients", "torch"},
     "ray": {"core", "world", "settings", "launcher", "elastic", "torch", "runner"},  # torch: collectives between actors
     "data": {"core"},
     # Its estimators also the package of their framework.

@@ -404,7 +404,7 @@ def test_what_cannot_be_forecast_is_said(
     assert main(["forecast", "--link", "10gbit-tcp", *known]) == 1
     assert text in capsys.readouterr().err
     assert main(["forecast", "--model", "vgg16", "--step-ms", "3", "--link", "rope"]) == 1
-    assert "--link rope: expected a file *.json, or one of 1gbit-tcp" in capsys.readouterr().err
+    assert "--link rope: there is no such file, nor such a link\nhint: links are 1gbit-tcp, " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

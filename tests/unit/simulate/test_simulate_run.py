@@ -132,12 +132,76 @@ def test_what_does_not_hold_is_printed_with_the_line_that_replays_it(tmp_path: P
         (("--fault", "kill-host:4@1"), "kill-host: expected a host below 4, got 4"),
         (("--fault", "late:1:5@2"), "late: expected a step below 2, got 2"),
         (("--json", "one.json", "--trace", "./one.json"), "./one.json is given twice, as json and as trace\nhint: "),
-        (("--link", "token-ring"), "--link token-ring: expected a file *.json, or one of 1gbit-tcp, "),
+        (("--link", "token"), "--link token: there is no such file, nor such a link\nhint: links are 1gbit-tcp, "),
+        (("--link", ""), "an empty name was given as link\nhint: give the name of a file"),
+        (("--trace", ""), "an empty name was given as trace\nhint: give the name of a file"),
+        (
+            ("--link", "25gbit-tcp", "--latency-us", "5"),
+            "--latency-us is for --gbit: --link 25gbit-tcp has its own\nhint: leave one of them out",
+        ),
+        (("--link", "25gbit-tcp", "--message-us", "3"), "--message-us is for --gbit: --link 25gbit-tcp has its own\n"),
+        (("--fault", "rename:3"), "--fault rename:3: rename has no target: all names are other names"),
+        (
+            ("--fault", "freeze:3:0"),
+            "--fault freeze:3:0: it does nothing, expected an amount above 0\nhint: freeze:3 is for ever",
+        ),
+        (("--fault", "slow:3:0"), "--fault slow:3:0: it does nothing, expected an amount above 1"),
+        (("--fault", "slow:3:1.0"), "--fault slow:3:1.0: it does nothing, expected an amount above 1"),
+        (("--fault", "delay:3:0@e5"), "--fault delay:3:0@e5: it does nothing, expected an amount above 0"),
+        (("--fault", "kill-rank:3@e0"), "--fault kill-rank:3@e0: expected an event from 1 on"),
+        (("--fault", "kill-rank:4294967296"), "--fault kill-rank:4294967296: expected KIND:TARGET:AMOUNT@STEP, "),
+        (("--fault", "late:1:5", "--fault", "late:2:5"), "late: one rank is it already in step 1"),
     ],
 )
 def test_what_cannot_be_is_refused(arguments: tuple[str, ...], text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*JOB, *arguments]) == 1
     assert f"horovod.simulate: {text}" in capsys.readouterr().err
+
+
+def test_bytes_beside_a_profile_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["run", "--hosts", "2", "--profile", str(tmp_path / "profile.json"), "--bytes", "635000"]) == 1
+    assert "--bytes is for --names: a profile has its own tensors\nhint: " in capsys.readouterr().err
+
+
+def test_a_link_may_be_a_file_of_any_name(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "network"
+    path.write_text('{"format": "horovod-link", "version": 1, "network": "tcp", "gbit": 8, "utilisation": [0.5, 0.5]}')
+    assert made(capsys, tmp_path, "--link", str(path))["link"]["gbit"] == 4
+
+
+def test_a_step_that_did_not_end_has_no_time(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    lost = (*JOB, "--steps", "3", "--fault", "kill-rank:5@1")
+    steps = made(capsys, tmp_path, job=lost)["run"]["steps"]
+    assert [step["began_ns"] is None for step in steps] == [False, False, True]
+    assert [step["ended_ns"] is None for step in steps] == [False, True, True]
+    assert main([*lost]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = {line.split()[0]: line.split()[1:] for line in lines[4:7]}
+    assert rows["0"][-1] == "ms" and rows["1"][-2:] == ["ms", "-"] and rows["2"] == ["-"] * 9
+    assert len({len(line) for line in lines[3:7]}) == 1
+    assert "-: the step did not end, or no rank took part in it." in lines
+    assert not [line for line in lines if line.startswith("  step 2")]
+    assert main([*JOB]) == 0
+    assert "-: the step" not in capsys.readouterr().out
+
+
+def test_all_ranks_may_join_in_one_step(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    faults = [argument for rank in range(8) for argument in ("--fault", f"join:{rank}@1")]
+    steps = made(capsys, tmp_path, *faults)["run"]["steps"]
+    assert steps[0]["ended_ns"] > steps[0]["began_ns"] and steps[1]["ended_ns"] is None
+    assert steps[1]["batches"] == 0 and steps[1]["up"]["join"] > 0
+
+
+def test_a_fault_that_never_came_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    faults = ("--fault", "late:5:3@1", "--fault", "kill-rank:5@e500000")
+    assert made(capsys, tmp_path, *faults)["run"]["faults"] == [
+        {"fault": "late:5:3@1", "came": True},
+        {"fault": "kill-rank:5@e500000", "came": False},
+    ]
+    assert main([*JOB, *faults, "--seeds", "2"]) == 0
+    printed = capsys.readouterr()
+    assert "\n--fault kill-rank:5@e500000 never came: the job had ended before\n" in printed.out
+    assert "late:5" not in printed.out and printed.err.count("; kill-rank:5@e500000 never came\n") == 2
 
 
 @pytest.mark.thorough

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from horovod.gradients.recording import ListRecorder, Recorder
+from horovod.gradients.recording import ListRecorder, Recorder, refuse_profile
+from horovod.simulate.__main__ import main
 from horovod.simulate.profile import read_profile
 
 
@@ -31,7 +32,7 @@ class Script:
     def __init__(self, path: Path, names: tuple[str, ...] = ("last", "first")) -> None:
         self.clock = Clock()
         self.names = names
-        self.recorder = Recorder(str(path), "script", "cpu", 2, lambda size: ("float32", size), self.clock)
+        self.recorder = Recorder(str(path), "script", "cpu", 2, lambda size: ("float32", size, False), self.clock)
 
     def backward(self, slower_ms: float = 0.0) -> None:
         self.clock.time += 10
@@ -149,6 +150,34 @@ def test_steps_after_a_pause_are_left_out_if_nothing_tells_of_their_begin(
     assert "horovod: left out: 3 steps after a pause of the script" in capsys.readouterr().err
     content = json.loads((tmp_path / "profile.json").read_text())
     assert content["step_ms"] == [60] * 57 and content["gradients"]["ready_ms"] == [[0, 0, 0], [25, 25, 25]]
+
+
+def test_sparse_gradients_are_marked_and_the_forecast_says_that_their_growth_is_not_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "profile.json"
+    clock = Clock()
+    lists = ListRecorder(Recorder(str(path), "script", "cpu", 2, lambda described: described, clock))
+    for _ in range(71):
+        clock.time += 10
+        lists.ready("dense", "float32", 2, 4_000_000)
+        clock.time += 10
+        lists.ready("sparse", "float32", 2, 1_500_000, is_sparse=True)
+    assert json.loads(path.read_text())["gradients"]["sparse"] == [1]
+    assert read_profile(str(path)).sparse == (1, 1.5e6)
+    capsys.readouterr()
+    assert main(["forecast", str(path), "--link", "1gbit-tcp", "--hosts", "2"]) == 0
+    warning = "warning: 1 gradient of 1.5 MB is sparse and counts as if dense, with the bytes of one rank: "
+    assert warning in capsys.readouterr().out
+    assert main(["run", "--profile", str(path), "--hosts", "2", "--ranks", "2"]) == 0
+    assert warning in capsys.readouterr().err
+
+
+def test_gradients_of_frameworks_that_are_not_recorded_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_profile("MXNet")
+    monkeypatch.setenv("HOROVOD_PROFILE", "profile.json")
+    with pytest.raises(ValueError, match="gradients of MXNet cannot be profiled"):
+        refuse_profile("MXNet")
 
 
 def test_a_forward_pass_before_zero_grad_is_missed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

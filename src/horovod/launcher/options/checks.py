@@ -24,6 +24,7 @@ __all__ = [
     "check_no_mpi",
     "check_not_by_mpi",
     "check_folder_name",
+    "check_file_name",
     "check_profile",
     "check_timeline",
     "check_transport",
@@ -169,6 +170,12 @@ def check_folder_name(flag: str, name: str | None) -> None:
     """Pathlib would take the working folder."""
     if name == "":
         raise UsageError(f"{flag} got an empty name\nhint: give the name of a folder")
+
+
+def check_file_name(flag: str, name: str | None) -> None:
+    """It would be as if the flag were not given."""
+    if name == "":
+        raise UsageError(f"{flag} got an empty name\nhint: give the name of a file")
 
 
 def report_directory(name: str) -> Path:
