@@ -80,16 +80,19 @@ class Collectives(Generic[T]):
         try:
             adapter = self._adapter
             staged, request = self._staged(context, tensor, name, how, in_place)
-            if in_place:
-                output = staged
-            else:
-                output = adapter.empty_like(staged) if staged is tensor else for_result(staged)
+            output = self._target(tensor, staged, in_place)
             handle = submit_one(context, request, adapter.address(staged), adapter.address(output), flags)
         except LOCAL_ERRORS as error:
             context.refuse("allreduce", name, error, told_in(how[-1]))
         if staged is tensor:
             return Operation(context, handle, output, staged, None)
         return Operation(context, handle, (tensor, output), None, self._write_back if in_place else self._deliver)
+
+    def _target(self, tensor: T, staged: Any, in_place: bool) -> Any:
+        """Where the result is written to."""
+        if in_place:
+            return staged
+        return self._adapter.empty_like(staged) if staged is tensor else for_result(staged)
 
     def run_allreduce(
         self, tensor: T, name: str | None, how: Reduction, in_place: bool, limit: TimeLimit | None = None
@@ -375,10 +378,7 @@ class Collectives(Generic[T]):
                 root = checked_root(context, root_rank, number_of(process_set))
                 request = self._prepared(context, key, "broadcast", [staged], process_set, root_rank=root)
             private = staged is not tensor
-            if in_place:
-                output = staged
-            else:
-                output = adapter.empty_like(staged) if staged is tensor else for_result(staged)
+            output = self._target(tensor, staged, in_place)
             handle = submit_one(context, request, adapter.address(staged), adapter.address(output), flags)
         except LOCAL_ERRORS as error:
             context.refuse("broadcast", name, error, told_in(process_set))
