@@ -56,8 +56,8 @@ MPIS := $(DAILY_MPIS) .venv-mpi/intel
 OF_TESTS := $(if $(filter 1,$(THOROUGH)),$(MPIS),$(DAILY_MPIS))
 
 LINTS := lint-python lint-duplicates lint-words lint-docs lint-native lint-kernels
-# Those that take longest first, so that all end at about the same time.
-TESTS := test-processes test-cluster test-native test-schedulers test-frameworks test-tensorflow test-core test-elastic
+# Those that take longest first: they wait a lot, and run beside those that compute.
+TESTS := test-processes test-cluster test-schedulers test-frameworks test-tensorflow test-elastic test-core test-native
 # Of `make check-all` alone.
 LATER := lint-clang test-mxnet test-fuzz test-oldest test-jax-oldest
 
@@ -80,8 +80,8 @@ build/demo/digits: ready
 
 test: $(TESTS)
 ifneq ($(filter test,$(MAKECMDGOALS)),)
-# All are ready at one moment then, and start in the order of TESTS; clang-tidy, which takes what is free, comes last.
-test-schedulers test-tensorflow test-frameworks test-elastic test-core test-native lint-native: | install-mpi
+# All are ready at one moment then, and start in the order of TESTS.
+test-schedulers test-tensorflow test-frameworks test-elastic test-core: | install-mpi
 endif
 
 PYTEST = .venv/bin/python -m pytest -q -o cache_dir=build/pytest/$@
@@ -111,6 +111,7 @@ test-frameworks: install
 	@$(STEP) --show "python tests of other frameworks" $(PYTEST) tests/frameworks \
 	  $(addprefix --ignore tests/frameworks/,tensorflow keras mxnet)
 
+# While the frameworks are fetched.
 test-native: wheel
 	@$(STEP) "native tests" .venv/bin/ctest --test-dir build/native --parallel $(JOBS) --output-on-failure
 

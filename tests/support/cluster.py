@@ -269,6 +269,7 @@ class Cluster:
         key.with_name("sshd_config").write_text(text)
         assert _SSHD is not None
         host.run(_SSHD, "-f", str(key.with_name("sshd_config")), "-E", "/run/second.log", check=True)
+        host.run("sh", "-c", "until [ -s /run/second.pid ]; do sleep 0.02; done", check=True)  # it listens then
 
     def pids(self) -> list[int]:
         """A process of each of its namespaces."""
