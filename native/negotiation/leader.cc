@@ -118,7 +118,7 @@ Status Leader::take_from_host(int host, FrameKind kind, const std::string& paylo
   } else if (host == map_.above()) {
     if (obey(kind, payload, &outcome)) return outcome;
   } else if (relay_.has_value() && map_.tree.above(host) == map_.host && take_from_group(host, kind, payload)) {
-    return {};
+    return is_report ? Status() : pass_on();
   }
   return unreadable_from(from, map_.rank, "a message of kind " + std::to_string(static_cast<int>(kind)),
                          payload.size());

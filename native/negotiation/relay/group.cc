@@ -46,24 +46,21 @@ bool Leader::take_from_group(int host, FrameKind kind, const std::string& payloa
 // Frames of the host's leader about entries.
 bool Leader::take_ids_of_group(int host, FrameKind kind, const std::string& payload) {
   const auto place = static_cast<size_t>(host - map_.host);
-  bool is_sound = false;
   if (RecalledFrame answer; kind == FrameKind::kRecalled) {
-    is_sound = parse_recalled(payload, map_.world_size(), &answer) && relay_->recalled(place, answer, &answered_);
-  } else if (std::vector<RetireAnswer> idles; kind == FrameKind::kMayRetire) {
-    is_sound = parse_may_retire(payload, &idles) && std::ranges::all_of(idles, [&](const RetireAnswer& one) {
-                 return relay_->may_retire(place, one, &answered_);
-               });
-  } else if (std::vector<HostReady> ready; kind == FrameKind::kHostReady) {
-    is_sound =
-        parse_host_ready(payload, map_.world_size(), &ready) &&
-        std::ranges::all_of(ready, [&](const HostReady& one) { return relay_->host_ready(place, one, &answered_); });
-  } else {
-    std::vector<uint32_t> ids;
-    is_sound = parse_ids(payload, &ids) &&
-               std::ranges::all_of(ids, [&](uint32_t id) { return relay_->retired(place, id, &answered_); });
+    return parse_recalled(payload, map_.world_size(), &answer) && relay_->recalled(place, answer, &answered_);
   }
-  if (is_sound && kind != FrameKind::kHostReady) send_answers(std::exchange(answered_, {}));
-  return is_sound;
+  if (std::vector<RetireAnswer> idles; kind == FrameKind::kMayRetire) {
+    return parse_may_retire(payload, &idles) && std::ranges::all_of(idles, [&](const RetireAnswer& one) {
+             return relay_->may_retire(place, one, &answered_);
+           });
+  }
+  if (std::vector<HostReady> ready; kind == FrameKind::kHostReady) {
+    return parse_host_ready(payload, map_.world_size(), &ready) &&
+           std::ranges::all_of(ready, [&](const HostReady& one) { return relay_->host_ready(place, one, &answered_); });
+  }
+  std::vector<uint32_t> ids;
+  return parse_ids(payload, &ids) &&
+         std::ranges::all_of(ids, [&](uint32_t id) { return relay_->retired(place, id, &answered_); });
 }
 
 bool Leader::ask_group_to_recall(uint32_t id, const std::string& payload, Status* outcome) {

@@ -201,8 +201,8 @@ class Operation:
 
         On a GPU, until it is launched: the current stream waits for the rest (core/gpus.py).
 
-        `number`: the handle under which it stands in the table again if a signal handler raises meanwhile. `deadline`:
-        of the limit, as of time.monotonic(); None: it begins now.
+        `number`: the handle that the operation gets back in the table if a signal handler raises meanwhile.
+        `deadline`: of the limit, by time.monotonic(); None: the limit begins now.
         """
         context = self.context
         handle: Any = self.handle
