@@ -92,7 +92,7 @@ def test_a_job_goes_on_over_a_bad_link(cluster: MakeCluster, tmp_path: Path, lin
     if "lost" in link or "away" in link:
         two.worsen()
     script = TRAIN.format(elements=0 if sleeps else elements, seconds=seconds * (8 if THOROUGH else 1))
-    with Job(tmp_path, HOSTS, python(script), on=one) as job:
+    with Job(tmp_path, "--no-summary", HOSTS, python(script), on=one) as job:
         job.wait_ready(4)
         with spoiled(two):
             done = job.wait()
