@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The unknowns of a cluster, drawn 4,000 times; and the 200 draws that agree with what was measured on it.
+"""The unknowns of a cluster, drawn 4,000 times or more; and the 200 draws that agree with what was measured on it.
 
 Many settings of the model explain a few measurements equally well. How far their forecasts differ is the band.
 """
@@ -15,11 +15,14 @@ import numpy as np
 from horovod.simulate.costs import Cluster, Guess
 from horovod.simulate.step import Closing, Workload, efficiency
 
-__all__ = ["DRAWS", "NOT_FITTED", "Band", "Measured", "Ranges", "agreeing", "band_of", "drawn"]
+__all__ = ["DRAWS", "EXPLAINED", "NOT_FITTED", "Band", "Measured", "Ranges", "agreeing", "band_of", "drawn"]
 
 CANDIDATES = 4000
+MOST_CANDIDATES = 64_000
 DRAWS = 200
-# Measurements of one efficiency differ by this much, and so may the model from them.
+# A draw explains a measurement if it comes as near: what is measured differs by so much from one run to the next.
+EXPLAINED = 0.03
+# All draws that come as near agree equally well: repeats of a run differ by this much at least.
 _SCATTER = 0.01
 _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29)
 
@@ -97,17 +100,27 @@ def drawn(ranges: Ranges, count: int = DRAWS) -> Guess:
 def agreeing(measured: Sequence[Measured], ranges: Ranges) -> Guess:
     """Draws from the ranges that agree with the measurements; with none, all of `DRAWS`.
 
-    The tolerance is the scatter of measurements, or wider, if fewer than `DRAWS` candidates come as near.
+    The tolerance is the scatter of measurements, or wider, if fewer than `DRAWS` candidates come as near. Where half of
+    the `DRAWS` nearest do not explain the measurements, there are four times as many candidates, and again.
     """
     if not measured:
         return drawn(ranges)
-    candidates = drawn(ranges, CANDIDATES)
+    count = CANDIDATES
+    while True:
+        candidates = drawn(ranges, count)
+        error = _errors(measured, candidates)
+        order = np.argsort(error, kind="stable")
+        if error[order[DRAWS // 2]] <= EXPLAINED or count >= MOST_CANDIDATES:
+            near = max(DRAWS, int(np.count_nonzero(error <= _SCATTER)))
+            return candidates.at(order[np.linspace(0, near - 1, DRAWS).astype(np.int64)])
+        count *= 4
+
+
+def _errors(measured: Sequence[Measured], guess: Guess) -> Any:
+    """How far each draw is from the measurements, as the root of the mean square: array of shape (draws,)."""
     known = max(point.cluster.hosts for point in measured)
-    misses = [point.forecast(candidates, known) - point.efficiency for point in measured]
-    error = np.sqrt(np.mean(np.square(misses), axis=0))
-    order = np.argsort(error, kind="stable")
-    near = max(DRAWS, int(np.count_nonzero(error <= _SCATTER)))
-    return candidates.at(order[np.linspace(0, near - 1, DRAWS).astype(np.int64)])
+    misses = [point.forecast(guess, known) - point.efficiency for point in measured]
+    return np.sqrt(np.mean(np.square(misses), axis=0))
 
 
 def _between(limits: Range, places: Any, by_ratio: bool) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from horovod.simulate.costs import Cluster, Guess
-from horovod.simulate.draws import Band, Measured, Ranges, agreeing, band_of
+from horovod.simulate.draws import EXPLAINED, Band, Measured, Ranges, agreeing, band_of
 from horovod.simulate.links import Link
 from horovod.simulate.step import Closing, Workload, efficiency
 from horovod.simulate.stragglers import spread_of
@@ -18,7 +18,6 @@ from horovod.simulate.stragglers import spread_of
 __all__ = ["CAUSES", "WIDE_POINTS", "Forecast", "Job", "Row", "WhatIf", "forecast"]
 
 WIDE_POINTS = 15.0
-_EXPLAINED_POINTS = 3.0  # what is measured differs by so much from one run to the next
 _CLOSING = Closing()
 # Of one rank's steps where no sample is known, and of what a few samples tell.
 _JITTER = (0.01, 0.03)
@@ -148,7 +147,7 @@ def _points(job: Job, cluster: Cluster, guess: Guess, work: Workload | None = No
 
 def _miss(errors: Sequence[tuple[int, float]]) -> float:
     worst = max((abs(points) for _, points in errors), default=0.0)
-    return worst if worst > _EXPLAINED_POINTS else 0.0
+    return worst if worst > 100 * EXPLAINED else 0.0
 
 
 def _row(job: Job, hosts: int, guess: Guess, miss: float) -> Row:
