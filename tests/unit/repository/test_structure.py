@@ -177,5 +177,5 @@ def test_the_gradients_way_has_as_many_files_as_it_says() -> None:
     section = text[text.index("## File by file") :]
     section = section[: section.index("## Who calls whom")]
     rows = re.findall(r"^\|[ \d]*\| `([\w./]+)` \|", section, re.MULTILINE)
-    said = re.search(r"These (\d+) files", section)
+    said = re.search(r"these (\d+) files", section)
     assert said is not None and int(said[1]) == len(rows) == len(set(rows))

@@ -7,7 +7,7 @@ from horovod.launcher.options.explanations.jobs import Explanation
 
 __all__ = ["EXPLANATIONS_OF_ELASTIC"]
 
-_LAUNCHER = "the last words of horovodrun"
+_LAUNCHER = "the last lines of horovodrun"
 
 EXPLANATIONS_OF_ELASTIC = (
     Explanation(

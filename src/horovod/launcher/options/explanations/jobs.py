@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The meaning of horovodrun's last words: a part of the table in table.py. Imports nothing of ours."""
+"""The meaning of horovodrun's last lines: a part of the table in table.py. Imports nothing of ours."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Explanation:
     actions: tuple[str, ...]
 
 
-_LAUNCHER = "the last words of horovodrun"
+_LAUNCHER = "the last lines of horovodrun"
 
 EXPLANATIONS_OF_JOBS = (
     Explanation(
@@ -80,8 +80,8 @@ EXPLANATIONS_OF_JOBS = (
         _LAUNCHER,
         ("and not continued",),
         "A signal such as SIGSTOP stopped one rank. The others waited for HOROVOD_FROZEN_TIMEOUT_SECONDS and then gave "
-        "up. The ranks of its own host do not give up a rank that a debugger holds. But if it is the lowest rank of "
-        "its host, other hosts give it up after HOROVOD_LOST_TIMEOUT_SECONDS.",
+        "up. A rank that a debugger holds is not given up by the other ranks of its host. If it is the host's lowest "
+        "rank, other hosts give it up after HOROVOD_LOST_TIMEOUT_SECONDS.",
         (
             "To suspend a whole job, press Ctrl-Z in horovodrun's terminal, and `fg` to go on.",
             "To stop one rank for longer, set HOROVOD_FROZEN_TIMEOUT_SECONDS=0. Then all ranks wait for the stopped "

@@ -24,7 +24,7 @@ EXPLANATIONS = (
     Explanation(
         "start-alone",
         "This process was started with others, but nothing tells it how to find them",
-        f"{_START}; a warning, if no environment variable shows that there are other processes",
+        f"{_START}; only a warning, if no environment variable shows that there are other processes",
         ("says that this is one of ... processes", "this process trains alone (size 1)", "no rank has called init"),
         "A launcher that Horovod does not know (it knows mpirun of Open MPI, MPICH and Intel MPI, srun, torchrun) has "
         "started several processes, and nothing tells them where to meet. Without this error, each process would train "
@@ -59,7 +59,7 @@ EXPLANATIONS = (
         ("it is another MPI than the launcher's", "but the job was started by the mpirun of"),
         "mpirun or srun started several processes, but the MPI library that mpi4py loads does not understand this "
         "launcher. With such an MPI, each process sees only itself, or MPI_Init ends it. If the variables of mpirun "
-        "show the difference, Horovod avoids this MPI. Then you see the error only because data is to go through MPI.",
+        "show the difference, Horovod avoids this MPI, and there is no error unless data is to go through MPI.",
         (
             "Start the job with the mpirun that belongs to this MPI; the message names it.",
             "Install mpi4py for the launcher's MPI. With srun, `srun --mpi=list` shows what it can speak: Open MPI "
@@ -126,9 +126,10 @@ EXPLANATIONS = (
         _START,
         ("HOROVOD_SECRET_FILE", "is not a folder that only its owner", "is not private to this user"),
         "Each job has a secret, and every connection proves that it knows it. The file with the secret is missing, can "
-        "be read by other users, or holds another job's secret. A process left over from an earlier job does this too. "
-        "If mpirun, srun or torchrun has started the ranks, the secret may be in a file in ~/.horovod. Then you must "
-        "own the file and the folder. No other user may write to either, or read the file.",
+        "be read by other users, or holds another job's secret. A process left over from an earlier job fails here, "
+        "too: its secret is another one. If mpirun, srun or torchrun has started the ranks, the secret may be in a "
+        "file in ~/.horovod. Then you must own the file and the folder. No other user may write to either, or read the "
+        "file.",
         (
             "Start ranks with horovodrun, and pass its environment on.",
             "End processes of earlier jobs.",
@@ -163,7 +164,7 @@ EXPLANATIONS = (
         "A connection failed, or ended before the start was complete. The message names the address. Connections for "
         "data between hosts open at their first use, so this error can also come from an operation.",
         (
-            "If the launcher has ended, its last words are the cause. If mpirun, srun or torchrun has started the "
+            "If the launcher has ended, its last lines are the cause. If mpirun, srun or torchrun has started the "
             "ranks, the rendezvous is in rank 0: look at its output.",
             "Check that a firewall lets the ranks' host talk to itself and to the other hosts, at any port: the ranks "
             "listen at free ports of their systems (sysctl net.ipv4.ip_local_port_range).",
@@ -350,7 +351,7 @@ EXPLANATIONS = (
         "The other ranks noticed that a rank is gone: its process ended, does not run any more, or its host does not "
         "answer. The world has ended for all ranks; the launcher ends the job and names the first cause.",
         (
-            "Read the launcher's last words and the lost rank's output.",
+            "Read the launcher's last lines and the lost rank's output.",
             "A frozen rank in state D waits for a disk or a network file system.",
             "If you stop a rank on purpose (SIGSTOP, a debugger), set HOROVOD_FROZEN_TIMEOUT_SECONDS=0. "
             "HOROVOD_LOST_TIMEOUT_SECONDS limits how long another host may be silent.",
@@ -374,7 +375,7 @@ EXPLANATIONS = (
     Explanation(
         "rank-left",
         "A rank ended its script or shut down while others still waited for it",
-        "RankLeftError (a RankLostError); UnknownError in TensorFlow; the last words of horovodrun",
+        "RankLeftError (a RankLostError); UnknownError in TensorFlow; the last lines of horovodrun",
         ("has left the job (it shut down or exited) while others wait for it", "while other ranks still waited for it"),
         "All ranks must make the same number of collective calls. One rank ended while others still had calls to make.",
         (
