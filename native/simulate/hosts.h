@@ -91,7 +91,10 @@ class PlainBoard : public Board {
   void set_in_flight(uint32_t id, uint64_t since_ms) override { host_.entry(id).rows[local_rank_] = since_ms; }
   uint64_t in_flight_since_ms(uint32_t local_rank, uint32_t id) override { return host_.entry(id).rows[local_rank]; }
 
-  bool log_has_room() override { return host_.log.size() < log_slots_; }
+  bool log_has_room() override {
+    if (host_.log.size() >= log_slots_) host_.trim();
+    return host_.log.size() < log_slots_;
+  }
   uint64_t append(Record record) override {
     host_.log.push_back(record);
     return host_.log_start + host_.log.size() - 1;

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -36,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
     add = commands.add_parser("forecast", help="efficiency on more hosts, its band, what limits it and what would help")
     add.add_argument("profile", nargs="?", metavar="PROFILE", help="what horovodrun --profile has written")
     add.add_argument("--model", choices=sorted(MODELS), help="in place of a profile: a table of its layers")
-    add.add_argument("--step-ms", type=_above_0, metavar="MS", help="with --model: a step on one rank, in milliseconds")
+    add.add_argument("--step-ms", type=_step_ms, metavar="MS", help="with --model: a step on one rank, in milliseconds")
     add.add_argument(
         "--link", required=True, metavar="LINK", help=f"the network between hosts: {', '.join(PRESETS)}, or a file"
     )
@@ -82,10 +83,10 @@ def _add_run(add: argparse.ArgumentParser) -> None:
     )
     network = add.add_mutually_exclusive_group()
     network.add_argument("--link", metavar="LINK", help=f"the network between hosts: {', '.join(PRESETS)}, or a file")
-    network.add_argument("--gbit", type=_above_0, default=10.0, metavar="N", help="in place of --link: its rate (10)")
-    add.add_argument("--latency-us", type=_above_0, metavar="US", help="of a message, with --gbit (30)")
+    network.add_argument("--gbit", type=_gbit, default=10.0, metavar="N", help="in place of --link: its rate (10)")
+    add.add_argument("--latency-us", type=_us, metavar="US", help="of a message, with --gbit (30)")
     add.add_argument(
-        "--message-us", type=_above_0, metavar="US", help="processor time of a message at either end, with --gbit (3)"
+        "--message-us", type=_us, metavar="US", help="processor time of a message at either end, with --gbit (3)"
     )
     add.add_argument("--relays-above-hosts", type=_count, default=256, metavar="N", help="more hosts form a tree (256)")
     add.add_argument("--json", metavar="FILE", help="write all counts")
@@ -194,14 +195,26 @@ def _profile(options: argparse.Namespace) -> Profile:
     return Profile(of_model(options.model, 1e-3 * options.step_ms), "gpu", 1, False)
 
 
-def _above_0(text: str) -> float:
+def _number(text: str, least: float, most: float) -> float:
     try:
         value = float(text)
     except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number above 0")
+        value = math.nan
+    if not least <= value <= most:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number from {least:g} to {most:g}")
     return value
+
+
+def _step_ms(text: str) -> float:
+    return _number(text, 1e-3, 1e9)
+
+
+def _gbit(text: str) -> float:
+    return _number(text, 1e-3, 1e6)
+
+
+def _us(text: str) -> float:
+    return _number(text, 1e-3, 1e6)
 
 
 def _count(text: str) -> int:
@@ -240,11 +253,11 @@ def _measured(text: str) -> tuple[tuple[int, float], ...]:
     for part in text.split(","):
         hosts, _, percent = part.strip().partition(":")
         try:
-            count, value = _count(hosts), _above_0(percent.removesuffix("%"))
+            count, value = _count(hosts), _number(percent.removesuffix("%"), 1, 100)
         except argparse.ArgumentTypeError:
-            count = value = 0
-        if not 0 < value <= 100:
-            raise argparse.ArgumentTypeError(f"{part!r}: expected HOSTS:PERCENT, such as 2:91.9")
+            raise argparse.ArgumentTypeError(
+                f"{part!r}: expected HOSTS:PERCENT, such as 2:91.9, from 1 to 100"
+            ) from None
         if count in found:
             raise argparse.ArgumentTypeError(f"{part!r}: expected each number of hosts once")
         found[count] = value / 100

@@ -8,7 +8,7 @@ from typing import Any
 
 from horovod.core.wording import counted
 from horovod.simulate.draws import Band
-from horovod.simulate.forecast import CAUSES, WIDE_POINTS, Forecast, Row
+from horovod.simulate.forecast import CAUSES, WIDE_POINTS, Forecast, Job, Row
 from horovod.simulate.profile import sparse_in_words
 
 __all__ = ["as_json", "as_text", "assumptions", "hints", "title"]
@@ -61,8 +61,16 @@ def hints(made: Forecast) -> Iterator[str]:
     if job.way == "direct" and job.link.hosts == 1:
         yield f"{wide} the link: horovodrun -np 2 -H host1:1,host2:1 python -m horovod.bench link"
     else:
-        hosts = counted(2 * job.known_hosts, "host") if job.known else "1 and 2 hosts"
-        yield f"{wide} the efficiency on {hosts} of this cluster, and give it by --calibrate, such as 1:97.5,2:91"
+        yield f"{wide} the efficiency on {_next_hosts(job)}"
+
+
+def _next_hosts(job: Job) -> str:
+    give = "of this cluster, and give it by --calibrate, such as"
+    if job.known:
+        return f"{counted(2 * job.known_hosts, 'host')} {give} {2 * job.known_hosts}:91"
+    if job.ranks_a_host == 1:  # one host is 100%
+        return f"2 hosts {give} 2:91"
+    return f"1 and 2 hosts {give} 1:97.5,2:91"
 
 
 def _rows(made: Forecast) -> Iterator[str]:

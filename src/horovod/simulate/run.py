@@ -308,6 +308,10 @@ def _kinds(run: dict[str, Any]) -> Iterator[str]:
 def _loss(run: dict[str, Any]) -> Iterator[str]:
     for text in _missed(run):
         yield f"--fault {text} never came: the job had ended before"
+    for fault in run["faults"]:
+        if fault["came"] and fault["fault"].startswith("leave:"):
+            rank = fault["fault"].removeprefix("leave:").partition("@")[0]
+            yield f"rank {rank} left: the others' operations that need it end with an error, and the job ends"
     if run["failed_calls"]:
         yield f"{counted(run['failed_calls'], 'call')} failed, each with an error"
     if run["cause"] is not None:

@@ -63,7 +63,7 @@ def test_a_profile_gives_the_bytes_and_the_times(capsys: pytest.CaptureFixture[s
         "name": "small",
         "device": "cpu",
         "busy_ranks": 1,
-        "step_ms": [30.0] * 20,
+        "step_ms": [31.0] * 20,
         "forward_ms": {"median": 10.0},
         "backward_ms": {"median": 20.0},
         "update_ms": {"median": 1.0},
@@ -80,6 +80,20 @@ def test_a_profile_gives_the_bytes_and_the_times(capsys: pytest.CaptureFixture[s
     assert found["job"] == {"hosts": 2, "ranks_per_host": 1, "names": 2, "bytes": 4400}
     step = found["run"]["steps"][1]
     assert 25e6 < step["ended_ns"] - step["began_ns"] < 27e6  # the last gradient is ready 10 + 15 ms after the start
+
+
+@pytest.mark.parametrize("fault", ["", "rename@1", "kill-rank:3@1", "join:2@1"])
+def test_hundreds_of_names_are_no_more_than_a_log_holds(
+    fault: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    faults = ["--fault", fault] if fault else []
+    found = made(capsys, tmp_path, *faults, job=("run", "--hosts", "3", "--ranks", "2", "--names", "600"))
+    assert found["failures"] == [] and all(one["came"] for one in found["run"]["faults"])
+
+
+def test_a_rank_that_leaves_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*JOB, "--fault", "leave:3@1"]) == 0
+    assert "rank 3 left: the others' operations that need it end with an error" in capsys.readouterr().out
 
 
 def test_a_trace_shows_steps_waits_and_batches_of_all_ranks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
