@@ -417,7 +417,7 @@ _watchers: list[Callable[[Context | None], None]] = []
 def watch(watcher: Callable[[Context | None], None]) -> None:
     """Calls `watcher` with the generation that runs, now and after every init, and with None before it stops.
 
-    For a native shim, which submits without Python.
+    For a native shim, which submits without Python, and for what is said at the script's end.
     """
     with starting:
         _watchers.append(watcher)

@@ -58,9 +58,15 @@ _UNMARKED = (
     "hint: call it after the batch is loaded"
 )
 _IN_LISTS = "the times for the input and for the update count as forward"
-_PAUSE = 3.0  # a step whose forward took so many times the median began after a validation or a checkpoint
+# A forward of so many median steps came after a validation or a checkpoint, if at most one step in so many has one.
+_PAUSE, _SELDOM = 3.0, 20
 _SEVERAL_PASSES = (
     "\nhint: a step with several backward passes can be used if the optimizer knows of them (backward_passes_per_step)"
+)
+_NONE_RECORDED = (
+    "warning: no profile was written: no gradient was recorded\n"
+    "hint: gradients are recorded that go through DistributedOptimizer, DistributedGradientTape or value_and_grad, and "
+    "not those that go through plain hvd.allreduce"
 )
 _NO_FORWARD = 0.05  # of backward
 
@@ -192,6 +198,9 @@ class Recorder:
         if self._is_over:
             return
         self._is_over = True
+        if not self._described:
+            _say(_NONE_RECORDED)
+            return
         steps = self._steps[_DROPPED:] if self._knows_input else self._without_pauses(self._steps[_DROPPED:])
         if len(steps) < FEWEST_STEPS:
             fewest = _DROPPED + FEWEST_STEPS + 1
@@ -220,10 +229,15 @@ class Recorder:
         """All ranks pause together, for a validation or a checkpoint: such a step would count as a slow rank's."""
         if not steps:
             return steps
-        most_ms = _PAUSE * self._median("begin", "first", steps)
+        most_ms = _PAUSE * self._median("begin", "end", steps)
         kept = [step for step in steps if self._clock.between_ms(step.begin, step.first) <= most_ms]
-        if left_out := len(steps) - len(kept):
-            _say(f"left out: {counted(left_out, 'step')} after a pause of the script")
+        if not (long := len(steps) - len(kept)):
+            return steps
+        found = f"{long} of {counted(len(steps), 'step')} had a forward of more than {_PAUSE:g} median steps"
+        if long * _SELDOM > len(steps):
+            _say(f"{found}: too many for pauses of the script, so they count as training")
+            return steps
+        _say(f"{found}, as after a validation or a checkpoint: left out")
         return kept
 
     def _text(self, steps: Sequence[_Step]) -> str:
@@ -305,6 +319,7 @@ def _say(text: str) -> None:
 
 
 _taken = False  # an optimizer is recorded
+_says_if_none = False
 _lists: dict[str, ListRecorder | None] = {}  # by the list's name
 
 
@@ -349,6 +364,23 @@ def recorder_of_job(
     atexit.register(made.end)
     _end_before_sigterm(made)
     return made
+
+
+def _say_if_none_is_recorded(context: contexts.Context | None) -> None:
+    """At the end of a script that runs to its end, on rank 0 of a job that is profiled."""
+    global _says_if_none
+    if context is None or _says_if_none or context.rank != 0 or not context.trains_apart:
+        return
+    _says_if_none = True
+
+    def say() -> None:
+        if not _taken and not hasattr(sys, "last_value"):  # the script's last exception
+            _say(_NONE_RECORDED)
+
+    atexit.register(say)
+
+
+contexts.watch(_say_if_none_is_recorded)
 
 
 def _end_before_sigterm(recorder: Recorder) -> None:

@@ -78,8 +78,9 @@ def main(
         if ready.report is not None:
             from horovod.launcher.job import report  # other jobs start earlier without it
 
-            return report.run(ready.report, ready, sys.argv[1:] if arguments is None else arguments, secret, keep)
-        code = supervise.run(ready, secret, keep)
+            code = report.run(ready.report, ready, sys.argv[1:] if arguments is None else arguments, secret, keep)
+        else:
+            code = supervise.run(ready, secret, keep)
         if code == 0 and (note := plan.note_of_profile()):
             print(f"horovodrun: warning: {note}", file=sys.stderr)
         return code
@@ -246,8 +247,9 @@ class _Plan:
             checks.check_not_by_mpi(settings.transport)
         checks.check_transport(settings.transport)
         checks.check_command(options.command[0], {**self._environment, **options.assigned})
-        checks.check_timeline(settings.timeline)
         checks.check_file_name("--profile", self._given.get("profile"))
+        checks.check_files_differ(self._files_read(), self._files_written())
+        checks.check_timeline(settings.timeline)
         if settings.profile:
             ranks = assign_ranks(hosts.hosts, hosts.size) if hosts else []
             checks.check_profile(settings.profile, [rank.hostname for rank in ranks], elastic)
@@ -275,9 +277,27 @@ class _Plan:
             return ""
         return (
             f"no profile was written to {path}\n"
-            "hint: the gradients of PyTorch, TensorFlow, Keras or JAX leave one, in a job of 31 training steps or "
-            "more, and those of MXNet and Caffe do not"
+            "hint: rank 0 says why, above; if it says nothing, it has recorded no gradient"
         )
+
+    def _files_read(self) -> dict[str, str | None]:
+        options = self._options
+        return {
+            "--config-file": options.config_file,
+            "--hostfile": options.hostfile,
+            "--host-discovery-script": options.host_discovery_script,
+            "--ssh-identity-file": options.ssh_identity_file,
+        }
+
+    def _files_written(self) -> dict[str, str | None]:
+        """Those of the settings may come from the environment. Folders, too."""
+        options, settings = self._options, self._settings
+        return {
+            "--report": options.report,
+            "--output-filename": options.output_filename,
+            "--timeline-filename": "" if settings.timeline.upper() == "DYNAMIC" else settings.timeline,
+            "--profile": settings.profile,
+        }
 
     def _chosen_controller(self) -> str:
         chosen = dict.fromkeys(self._options.controllers or [])

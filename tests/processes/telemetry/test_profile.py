@@ -73,11 +73,38 @@ def test_a_job_leaves_a_profile_that_can_be_forecast(
     assert ("warning: the profile is of 1 busy rank on its host, not of 2\nhint: " in printed) == (ranks == 1)
 
 
+NONE_WRITTEN = "horovodrun: warning: no profile was written to profile.json\nhint: rank 0 says why, above; "
+PLAIN = """
+import torch, horovod.torch as hvd
+hvd.init()
+for _ in range(40):
+    hvd.allreduce(torch.ones(2), name="gradient")
+"""
+
+
 def test_a_job_that_leaves_no_profile_says_so(tmp_path: Path) -> None:
     done = run_job(tmp_path, "-np", "1", "--profile", "profile.json", [sys.executable, "-c", "pass"])
-    assert done.code == 0 and "horovodrun: warning: no profile was written to profile.json\nhint: " in done.stderr
+    assert done.code == 0 and NONE_WRITTEN in done.stderr
     done = run_job(tmp_path, "-np", "1", "--profile", "profile.json", script(5), env=environment(tmp_path))
     assert "it needs 31 training steps, the job made 5" in done.stderr and list(tmp_path.glob("*.json")) == []
+    assert NONE_WRITTEN in done.stderr
+
+
+def test_a_script_that_reduces_by_plain_allreduce_is_told_what_is_recorded(tmp_path: Path) -> None:
+    flags = ["-np", "2", "--profile", "profile.json", "--report", "report"]
+    done = run_job(tmp_path, *flags, python(PLAIN), env=environment(tmp_path))
+    assert done.code == 0 and done.stderr.count("no profile was written: no gradient was recorded\n") == 1, done
+    assert "DistributedOptimizer, DistributedGradientTape or value_and_grad" in done.stderr
+    assert NONE_WRITTEN in done.stderr and "31" not in done.stderr
+
+
+def test_a_profile_that_cannot_be_written_has_one_cause_and_leaves_the_exit_code(tmp_path: Path) -> None:
+    removed = python("import os; os.rmdir('gone')\n" + TRAIN.replace("STEPS", "35").replace("PASSES", "1"))
+    (tmp_path / "gone").mkdir()
+    done = run_job(tmp_path, "-np", "1", "--profile", "gone/profile.json", removed, env=environment(tmp_path))
+    assert done.code == 0 and "cannot write the profile: gone/profile.json: No such file or directory" in done.stderr
+    end = "warning: no profile was written to gone/profile.json\nhint: rank 0 says why, above; "
+    assert end in done.stderr and "31" not in done.stderr and "DistributedOptimizer" not in done.stderr
 
 
 def test_a_job_that_is_ended_by_ctrl_c_leaves_what_it_has(tmp_path: Path) -> None:
@@ -105,3 +132,19 @@ def test_jobs_that_cannot_be_profiled_are_refused(tmp_path: Path, flags: list[st
     assert done.code == 2 and "--profile got an empty name\nhint: give the name of a file" in done.stderr
     done = run_job(tmp_path, "-np", "1", "--profile", "none/profile.json", "true")
     assert done.code == 2 and "--profile none/profile.json: No such file or directory\nhint: give a file" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--timeline-filename", "./x"], "x is given twice, as --timeline-filename and as --profile\nhint: "),
+        (["--output-filename", "x"], "x is given twice, as --output-filename and as --profile\nhint: "),
+        (["--report", "x"], "x is given twice, as --report and as --profile\nhint: "),
+        (["--hostfile", "x"], "x is given twice, as --hostfile and as --profile\nhint: "),
+    ],
+)
+def test_a_file_that_is_given_twice_is_refused_and_left_as_it_is(tmp_path: Path, flags: list[str], text: str) -> None:
+    (tmp_path / "x").write_text("localhost slots=1\n")
+    done = run_job(tmp_path, "-np", "1", *flags, "--profile", "x", "true")
+    assert done.code == 2 and text in done.stderr
+    assert (tmp_path / "x").read_text() == "localhost slots=1\n"

@@ -25,6 +25,7 @@ __all__ = [
     "check_not_by_mpi",
     "check_folder_name",
     "check_file_name",
+    "check_files_differ",
     "check_profile",
     "check_timeline",
     "check_transport",
@@ -176,6 +177,15 @@ def check_file_name(flag: str, name: str | None) -> None:
     """It would be as if the flag were not given."""
     if name == "":
         raise UsageError(f"{flag} got an empty name\nhint: give the name of a file")
+
+
+def check_files_differ(read: Mapping[str, str | None], written: Mapping[str, str | None]) -> None:
+    """Files and folders by their flag: nothing that is written may be another one of these."""
+    seen: dict[str, str] = {}
+    for flag, name in (*read.items(), *written.items()):
+        other = seen.setdefault(os.path.realpath(name), flag) if name else flag
+        if other != flag and flag in written:
+            raise UsageError(f"{name} is given twice, as {other} and as {flag}\nhint: give another file")
 
 
 def report_directory(name: str) -> Path:
