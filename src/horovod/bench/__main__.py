@@ -10,8 +10,9 @@ import sys
 
 from horovod.bench import allreduce, gradients, link, strategies
 from horovod.bench.allreduce import DEFAULT_SIZES
-from horovod.bench.record import ANY_HOP
+from horovod.bench.record import ANY_HOP, json_problem, refused
 from horovod.settings import Settings
+from horovod.simulate.arguments import count, gbit, number
 from horovod.world.interpreter import python_command
 
 _RUN = {"allreduce": allreduce.run, "gradients": gradients.run, "link": link.run, "strategies": strategies.run}
@@ -27,6 +28,10 @@ def size_bytes(text: str) -> int:
     if size == 0 or size % 4:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a multiple of 4 bytes, the size of one float32")
     return size
+
+
+def _seconds(text: str) -> float:
+    return number(text, 1e-3, 1e6)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -45,19 +50,19 @@ def parser() -> argparse.ArgumentParser:
         "--bytes", type=size_bytes, default=strategies.resnet50_bytes(), help="of gradients (those of ResNet-50)"
     )
     old_ways.add_argument("--only-allreduce", action="store_true", help="nothing beside it")
-    old_ways.add_argument("--rounds", type=int, default=3, help="steps of each strategy, in turns (3)")
+    old_ways.add_argument("--rounds", type=count, default=3, help="steps of each strategy, in turns (3)")
     old_ways.add_argument("--json", metavar="FILE", help="write machine, commit, command and raw data to FILE")
     old_ways.set_defaults(np=1)  # it is started on several hosts, by horovodrun
     of_hosts = commands.add_parser("link", help="the network between hosts, for python -m horovod.simulate forecast")
-    of_hosts.add_argument("--gbit", type=float, help="the network's nominal rate, in Gbit/s (the highest measured one)")
-    of_hosts.add_argument("--seconds", type=float, default=10.0, help="for each of three figures (10)")
-    of_hosts.add_argument("--json", metavar="FILE", help="where it is written (link.json)")
+    of_hosts.add_argument("--gbit", type=gbit, help="the network's nominal rate in Gbit/s (the highest measured)")
+    of_hosts.add_argument("--seconds", type=_seconds, default=10.0, help="for each of three figures (10)")
+    of_hosts.add_argument("--json", default="link.json", metavar="FILE", help="where it is written (link.json)")
     of_hosts.set_defaults(np=1)  # as the one before
     by_size.add_argument("--any-hop", action="store_true", help=ANY_HOP)
     for command in (by_size, one_step):
-        command.add_argument("-np", "--np", type=int, default=2, help="ranks to start; ignored under horovodrun (2)")
-        command.add_argument("--rounds", type=int, default=15, help="paired rounds (15)")
-        command.add_argument("--seconds", type=float, default=0.1, help="time to aim at for one side of a round (0.1)")
+        command.add_argument("-np", "--np", type=count, default=2, help="ranks to start; ignored under horovodrun (2)")
+        command.add_argument("--rounds", type=count, default=15, help="paired rounds (15)")
+        command.add_argument("--seconds", type=_seconds, default=0.1, help="time to aim at for a side of a round (0.1)")
         command.add_argument("--no-gloo", action="store_true", help="measure Horovod alone")
         command.add_argument("--json", metavar="FILE", help="write machine, commit, command and raw data to FILE")
     return top
@@ -67,11 +72,12 @@ def main() -> int:
     arguments = parser().parse_args()
     if Settings.from_environment().size is None and arguments.np > 1:
         return _started_by_horovodrun(arguments.np)
-    return _RUN[arguments.command](arguments)
+    problem = json_problem(arguments.json)
+    return _RUN[arguments.command](arguments) if problem is None else refused(problem)
 
 
-def _started_by_horovodrun(count: int) -> int:
-    command = [*python_command("horovod.launcher"), "-np", str(count)]
+def _started_by_horovodrun(ranks: int) -> int:
+    command = [*python_command("horovod.launcher"), "-np", str(ranks)]
     command += [*python_command("horovod.bench"), *sys.argv[1:]]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
         assert launcher.stdout is not None

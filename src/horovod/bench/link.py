@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from horovod import core as hvd
+from horovod.bench.record import refused
 from horovod.core.wording import counted
 from horovod.simulate.costs import SMALL_STEPS
-from horovod.simulate.links import FORMAT, VERSION
+from horovod.simulate.links import FORMAT, LIMITS, VERSION
 from horovod.world.whole_files import write_whole
 
 __all__ = ["run"]
@@ -27,7 +27,8 @@ __all__ = ["run"]
 _LARGE_BYTES = (4 << 20, 16 << 20, 64 << 20)
 _SMALL_CALLS = 200
 _WORK_S = 1e-3
-_FEWEST_WORKS = 3
+_WARM_UP_CALLS = 100
+_ALONE_S = 0.03
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -35,37 +36,38 @@ def run(arguments: argparse.Namespace) -> int:
     hvd.init()
     hosts = hvd.size()
     if hosts < 2 or hvd.local_size() > 1:
-        if hvd.rank() == 0:
-            print(
-                f"horovod.bench link: expected one rank on each of two hosts or more, got {counted(hosts, 'rank')}, "
-                f"{hvd.local_size()} on this host\n"
-                "hint: horovodrun -np 2 -H host1:1,host2:1 python -m horovod.bench link",
-                file=sys.stderr,
-            )
-        return 1
+        return refused(
+            f"link: expected one rank on each of two hosts or more, got {counted(hosts, 'rank')}, {hvd.local_size()} "
+            "on this host\nhint: horovodrun -np 2 -H host1:1,host2:1 python -m horovod.bench link"
+        )
     _say(f"{counted(hosts, 'host')}: {arguments.seconds:g} s for each of three figures")
     small_s = _small(arguments.seconds)
     rates = _rates(arguments.seconds)
     slower = _slower(arguments.seconds)
     if hvd.rank() == 0:
-        content = _link(hosts, arguments.gbit, small_s, rates, slower)
-        text = json.dumps(content, indent=1) + "\n"
-        write_whole(arguments.json or "link.json", text)
+        content, note = _link(hosts, arguments.gbit, small_s, rates, slower)
         low, high = (content["gbit"] * part for part in content["utilisation"])
         print(f"rate of an allreduce  {low:.2f} to {high:.2f} Gbit/s")
+        if note is not None:
+            print(note)
         print("latency of a step     {:.0f} to {:.0f} us".format(*content["latency_us"]))
-        print("compute is slower by  {:.0%} to {:.0%} while data moves".format(*content["interference"]))
-        print(f"the link is in {arguments.json or 'link.json'}", flush=True)
+        print("compute is slower by  {:.0%} to {:.0%} while data moves".format(*content["interference"]), flush=True)
+        write_whole(arguments.json, json.dumps(content, indent=1) + "\n")
+        print(f"the link is in {arguments.json}", flush=True)
     return 0
 
 
 def _link(
     hosts: int, gbit: float | None, small_s: Sequence[float], rates: Sequence[float], slower: Sequence[float]
-) -> dict[str, Any]:
-    """The file. rates: Gbit/s; of a rate that is not given, the highest one is the nominal one."""
+) -> tuple[dict[str, Any], str | None]:
+    """The file, and what is to be said of the nominal rate. rates: Gbit/s.
+
+    The highest rate is the nominal one if none is given, or one that a file cannot have beside the rates.
+    """
     low, high = _range(rates)
-    nominal = max(gbit or high, high)
-    return {
+    fits = gbit is not None and high <= gbit <= low / LIMITS["utilisation"][0]
+    nominal = gbit if gbit is not None and fits else high
+    content: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
         "network": "tcp",
@@ -75,6 +77,9 @@ def _link(
         "interference": list(_range(slower)),
         "hosts": hosts,
     }
+    if gbit is None or fits:
+        return content, None
+    return content, f"--gbit {gbit:g} does not fit this rate: the file has {high:.2f} in its place"
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:
@@ -96,9 +101,7 @@ def _repeated(seconds: float, measure: Callable[[], float]) -> list[float]:
 
 def _timed(array: Any) -> float:
     hvd.barrier()
-    begin = time.perf_counter()
-    hvd.allreduce_(array, name=f"link.{array.nbytes}", op=hvd.Sum)
-    return time.perf_counter() - begin
+    return _took(lambda: hvd.allreduce_(array, name=f"link.{array.nbytes}", op=hvd.Sum))
 
 
 def _small(seconds: float) -> list[float]:
@@ -125,39 +128,60 @@ def _rates(seconds: float) -> list[float]:
 
 
 def _slower(seconds: float) -> list[float]:
-    """How much longer a piece of work takes while an allreduce is on its way: 0.1 for a tenth."""
+    """How much longer a piece of work takes while an allreduce is on its way: 0.1 for a tenth.
+
+    The time of all pieces counts, never a median: the threads that move data interrupt few of them, for long.
+    """
     work = _work()
     array = np.zeros(_LARGE_BYTES[-1] // 4, np.float32)
 
     def measure() -> float:
+        before = _alone(work)
         hvd.barrier()
-        alone = float(np.median([_duration(work) for _ in range(20)]))
         handle = hvd.allreduce_async_(array, name="link.beside", op=hvd.Sum)
-        times: list[float] = []
-        while not hvd.poll(handle) or len(times) < _FEWEST_WORKS:
-            times.append(_duration(work))
+        beside = _piece(work, lambda: hvd.poll(handle))
         hvd.synchronize(handle)
-        return max(0.0, float(np.median(times)) / alone - 1)
+        alone = (before + _alone(work)) / 2  # a machine drifts meanwhile
+        return min(max(0.0, beside / alone - 1), LIMITS["interference"][1])
 
     measure()
     return _repeated(seconds, measure)
 
 
+def _alone(work: Callable[[], object]) -> float:
+    hvd.barrier()  # no data moves on any host
+    end = time.perf_counter() + _ALONE_S
+    return _piece(work, lambda: time.perf_counter() > end)
+
+
+def _piece(work: Callable[[], object], is_over: Callable[[], bool]) -> float:
+    """Seconds of a piece of work, of those that were done until it is over."""
+    begin = time.perf_counter()
+    pieces = 0
+    while not pieces or not is_over():
+        work()
+        pieces += 1
+    return (time.perf_counter() - begin) / pieces
+
+
 def _work() -> Callable[[], object]:
     """About a millisecond of one core."""
     matrix = np.ones((96, 96), np.float32)
-    times = max(1, round(_WORK_S / max(1e-6, _duration(lambda: matrix @ matrix))))
+    calls = 1
 
     def work() -> None:
-        for _ in range(times):
+        for _ in range(calls):
             matrix @ matrix
 
+    # The first calls are slow, and so is one that is interrupted.
+    quickest = min(_took(work) for _ in range(_WARM_UP_CALLS))
+    calls = max(1, round(_WORK_S / quickest))
     return work
 
 
-def _duration(work: Callable[[], object]) -> float:
+def _took(call: Callable[[], object]) -> float:
     begin = time.perf_counter()
-    work()
+    call()
     return time.perf_counter() - begin
 
 

@@ -22,9 +22,12 @@ import numpy as np
 from horovod import __version__
 from horovod import core as hvd
 from horovod.core.wording import counted
+from horovod.simulate.arguments import check_file_name
+from horovod.simulate.errors import InputError
 from horovod.world.machine import machine
+from horovod.world.whole_files import check_writable, write_whole
 
-__all__ = ["ANY_HOP", "Session", "hop_changed", "write_record"]
+__all__ = ["ANY_HOP", "Session", "hop_changed", "json_problem", "refused", "write_record"]
 
 # Two measurements of one placement differ by less than this.
 _HOP_FACTOR = 1.5
@@ -99,6 +102,32 @@ def _hop_text(hop_ns: int | None) -> str:
     return f"{hop_ns} ns" if hop_ns else "not measured (no shared memory, or ranks take turns on a core)"
 
 
+def json_problem(path: str | None) -> str | None:
+    """Why rank 0 cannot write the file of --json, in all ranks; None if it can. Joins the job."""
+    hvd.init()
+    problem: str | None = hvd.broadcast_object(_problem(path) if hvd.rank() == 0 and path is not None else None, 0)
+    return problem
+
+
+def refused(problem: str) -> int:
+    """Runs in every rank. Returns the exit code: of rank 0 alone 1, so that horovodrun names the rank that said why."""
+    if hvd.rank() != 0:
+        return 0
+    print(f"horovod.bench: {problem}", file=sys.stderr, flush=True)
+    return 1
+
+
+def _problem(path: str) -> str | None:
+    try:
+        check_file_name("json", path)
+        check_writable(path)
+    except InputError as error:
+        return str(error)
+    except OSError as error:
+        return f"cannot write {path}: {error.strerror}\nhint: give a file in a folder that exists and can be written to"
+    return None
+
+
 def write_record(path: str, program: Sequence[str], measured: dict[str, Any]) -> None:
     """Writes one JSON file. `program`: the command without its arguments. Raises OSError if it cannot."""
     record = {
@@ -110,7 +139,7 @@ def write_record(path: str, program: Sequence[str], measured: dict[str, Any]) ->
         "python": platform.python_version(),
         **measured,
     }
-    Path(path).write_text(json.dumps(record, indent=1) + "\n")
+    write_whole(path, json.dumps(record, indent=1) + "\n")
 
 
 def _same(one: Path, other: Path) -> bool:

@@ -24,7 +24,7 @@ import numpy as np
 
 from horovod import core as hvd
 from horovod.bench.gradients import resnet50_shapes
-from horovod.bench.record import write_record
+from horovod.bench.record import refused, write_record
 
 __all__ = ["STRATEGIES", "resnet50_bytes", "run"]
 
@@ -136,7 +136,10 @@ def run(arguments: argparse.Namespace) -> int:
     hvd.init()
     hosts = hvd.cross_size()
     if hosts < 2:
-        raise SystemExit("strategies: all ranks are on one host\nhint: horovodrun -H host1:1,host2:1 python -m ...")
+        return refused(
+            "strategies: all ranks are on one host\n"
+            "hint: horovodrun -np 2 -H host1:1,host2:1 python -m horovod.bench strategies"
+        )
     vector = np.empty(arguments.bytes // 4, np.float32)
     chosen = {"allreduce": ours} if arguments.only_allreduce else STRATEGIES
     names = {name: _OURS.get(hvd.statistics()["transport"], name) if name == "allreduce" else name for name in chosen}

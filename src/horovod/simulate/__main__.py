@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import sys
 from collections.abc import Sequence
 
 from horovod.core.wording import counted
 from horovod.simulate import published, report, run
+from horovod.simulate.arguments import check_file_name, count, gbit, number
 from horovod.simulate.costs import INSIDE_BYTES_PER_S
 from horovod.simulate.errors import InputError
 from horovod.simulate.forecast import Job, forecast
@@ -25,7 +25,6 @@ from horovod.world.whole_files import write_whole
 __all__ = ["main", "parser"]
 
 _HOSTS = (1, 2, 4, 8, 16, 32, 64)
-_MOST_HOSTS = 100_000
 _MOST_BYTES = 1 << 40
 
 
@@ -42,12 +41,12 @@ def parser() -> argparse.ArgumentParser:
         "--link", required=True, metavar="LINK", help=f"the network between hosts: {', '.join(PRESETS)}, or a file"
     )
     add.add_argument("--hosts", type=_counts, default=_HOSTS, metavar="N,N", help="numbers of hosts, ascending")
-    add.add_argument("--ranks-a-host", type=_count, metavar="N", help="ranks of a host (those of the profile, or 1)")
+    add.add_argument("--ranks-a-host", type=count, metavar="N", help="ranks of a host (those of the profile, or 1)")
     add.add_argument("--device", choices=("cpu", "gpu"), help="where the model computes; the profile's, or gpu")
     add.add_argument(
         "--inside", choices=sorted(INSIDE_BYTES_PER_S), help="what joins a host's ranks (memory on CPUs, pcie on GPUs)"
     )
-    add.add_argument("--batch", type=_count, metavar="N", help="samples of a rank's step, for samples/s")
+    add.add_argument("--batch", type=count, metavar="N", help="samples of a rank's step, for samples/s")
     add.add_argument(
         "--calibrate",
         type=_measured,
@@ -65,15 +64,15 @@ def parser() -> argparse.ArgumentParser:
 
 def _add_run(add: argparse.ArgumentParser) -> None:
     add.add_argument("--hosts", type=_hosts, required=True, metavar="N", help="simulated hosts, two or more")
-    add.add_argument("--ranks", type=_count, default=8, metavar="N", help="ranks of each host (8)")
+    add.add_argument("--ranks", type=count, default=8, metavar="N", help="ranks of each host (8)")
     what = add.add_mutually_exclusive_group()
-    what.add_argument("--names", type=_count, default=161, metavar="N", help="tensors of a step (161)")
+    what.add_argument("--names", type=count, default=161, metavar="N", help="tensors of a step (161)")
     what.add_argument("--profile", metavar="FILE", help="tensors and their times, as horovodrun --profile has written")
     add.add_argument("--bytes", type=_bytes, metavar="N", help="bytes of each of --names (635000)")
-    add.add_argument("--steps", type=_count, default=2, metavar="N", help="steps; the first one has no known names (2)")
+    add.add_argument("--steps", type=count, default=2, metavar="N", help="steps; the first one has no known names (2)")
     add.add_argument("--shuffled", action="store_true", help="each rank has an order and a pace of its own")
     add.add_argument("--seed", type=_seed, default=1, metavar="N", help="chooses every chance: one seed, one run (1)")
-    add.add_argument("--seeds", type=_count, default=1, metavar="N", help="run this many seeds, from --seed on (1)")
+    add.add_argument("--seeds", type=count, default=1, metavar="N", help="run this many seeds, from --seed on (1)")
     add.add_argument(
         "--fault",
         action="append",
@@ -83,12 +82,12 @@ def _add_run(add: argparse.ArgumentParser) -> None:
     )
     network = add.add_mutually_exclusive_group()
     network.add_argument("--link", metavar="LINK", help=f"the network between hosts: {', '.join(PRESETS)}, or a file")
-    network.add_argument("--gbit", type=_gbit, default=10.0, metavar="N", help="in place of --link: its rate (10)")
+    network.add_argument("--gbit", type=gbit, default=10.0, metavar="N", help="in place of --link: its rate (10)")
     add.add_argument("--latency-us", type=_us, metavar="US", help="of a message, with --gbit (30)")
     add.add_argument(
         "--message-us", type=_us, metavar="US", help="processor time of a message at either end, with --gbit (3)"
     )
-    add.add_argument("--relays-above-hosts", type=_count, default=256, metavar="N", help="more hosts form a tree (256)")
+    add.add_argument("--relays-above-hosts", type=count, default=256, metavar="N", help="more hosts form a tree (256)")
     add.add_argument("--json", metavar="FILE", help="write all counts")
     add.add_argument("--trace", metavar="FILE", help="of up to 64 ranks, what each did when, for Perfetto")
     add.add_argument("--plant", type=int, default=0, help=argparse.SUPPRESS)  # a defect, for tests of the checks
@@ -122,8 +121,7 @@ def _check_files(options: argparse.Namespace) -> None:
         path = getattr(options, flag, None)
         if not isinstance(path, str):
             continue
-        if not path:
-            raise InputError(f"an empty name was given as {flag}\nhint: give the name of a file")
+        check_file_name(flag, path)
         other = named.setdefault(os.path.realpath(path), flag)
         if other != flag and flag != "link":  # those behind it are written
             raise InputError(f"{path} is given twice, as {other} and as {flag}\nhint: give another file")
@@ -195,32 +193,12 @@ def _profile(options: argparse.Namespace) -> Profile:
     return Profile(of_model(options.model, 1e-3 * options.step_ms), "gpu", 1, False)
 
 
-def _number(text: str, least: float, most: float) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not least <= value <= most:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number from {least:g} to {most:g}")
-    return value
-
-
 def _step_ms(text: str) -> float:
-    return _number(text, 1e-3, 1e9)
-
-
-def _gbit(text: str) -> float:
-    return _number(text, 1e-3, 1e6)
+    return number(text, 1e-3, 1e9)
 
 
 def _us(text: str) -> float:
-    return _number(text, 1e-3, 1e6)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or not 0 < int(text) <= _MOST_HOSTS:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number from 1 to {_MOST_HOSTS}")
-    return int(text)
+    return number(text, 1e-3, 1e6)
 
 
 def _bytes(text: str) -> int:
@@ -230,7 +208,7 @@ def _bytes(text: str) -> int:
 
 
 def _hosts(text: str) -> int:
-    if _count(text) == 1:
+    if count(text) == 1:
         raise argparse.ArgumentTypeError("'1': expected two hosts or more: nothing is simulated inside of one")
     return int(text)
 
@@ -242,7 +220,7 @@ def _seed(text: str) -> int:
 
 
 def _counts(text: str) -> tuple[int, ...]:
-    counts = tuple(_count(part) for part in text.split(","))
+    counts = tuple(count(part) for part in text.split(","))
     if sorted(set(counts)) != list(counts):
         raise argparse.ArgumentTypeError(f"{text!r}: expected numbers that grow, such as 1,2,4")
     return counts
@@ -253,14 +231,14 @@ def _measured(text: str) -> tuple[tuple[int, float], ...]:
     for part in text.split(","):
         hosts, _, percent = part.strip().partition(":")
         try:
-            count, value = _count(hosts), _number(percent.removesuffix("%"), 1, 100)
+            known, value = count(hosts), number(percent.removesuffix("%"), 1, 100)
         except argparse.ArgumentTypeError:
             raise argparse.ArgumentTypeError(
                 f"{part!r}: expected HOSTS:PERCENT, such as 2:91.9, from 1 to 100"
             ) from None
-        if count in found:
+        if known in found:
             raise argparse.ArgumentTypeError(f"{part!r}: expected each number of hosts once")
-        found[count] = value / 100
+        found[known] = value / 100
     return tuple(sorted(found.items()))
 
 

@@ -10,7 +10,7 @@ from horovod.simulate.costs import STEP_S
 from horovod.simulate.draws import Range, Ranges
 from horovod.simulate.errors import InputError, number, pair, read_json, shown, unfit, whole
 
-__all__ = ["FASTER_GBIT", "FORMAT", "PRESETS", "VERSION", "Link", "link_of"]
+__all__ = ["FASTER_GBIT", "FORMAT", "LIMITS", "PRESETS", "VERSION", "Link", "link_of"]
 
 FORMAT = "horovod-link"
 VERSION = 1
@@ -18,13 +18,13 @@ FASTER_GBIT = (1, 10, 25, 40, 100, 200, 400)
 _LEAST_GBIT = 0.001
 _MOST_HOSTS = 100_000
 # The lowest and the highest value that a file may give. A percentage in place of a part is above the highest.
-_LIMITS: dict[str, Range] = {
+LIMITS: dict[str, Range] = {
     "utilisation": (1e-4, 1.0),
     "latency_us": (1e-3, 1e6),
     "overhead_us": (1e-3, 1e6),
     "interference": (0.0, 5.0),
 }
-_FIELDS = ("format", "version", "network", "gbit", "hosts", *_LIMITS)
+_FIELDS = ("format", "version", "network", "gbit", "hosts", *LIMITS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +99,7 @@ def link_of(text: str) -> Link:
         raise unfit(text, "network", '"tcp" or "rdma"', network)
     ranges = {
         name: pair(content.get(name), name, text, least, most)
-        for name, (least, most) in _LIMITS.items()
+        for name, (least, most) in LIMITS.items()
         if name in content or name == "utilisation"
     }
     return Link(

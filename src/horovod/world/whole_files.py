@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Iterator
 
-__all__ = ["named", "write_whole"]
+__all__ = ["check_writable", "named", "write_whole"]
 
 
 @contextlib.contextmanager
@@ -26,11 +27,8 @@ def write_whole(path: str | os.PathLike[str], text: str) -> None:
 
     A device or a pipe is written as it is. Raises OSError, which names the file.
     """
-    target = os.path.realpath(path)
-    folder, name = os.path.split(target)
-    is_file = os.path.isfile(target) or not os.path.exists(target)
-    # The end of a name means something to some readers: node exporter reads *.prom.
-    new = os.path.join(folder, f".{name}.{os.getpid()}") if is_file else target
+    target, new = _places(path)
+    is_file = new != target
     try:
         with open(new, "w", encoding="utf-8") as file:
             file.write(text)
@@ -41,3 +39,33 @@ def write_whole(path: str | os.PathLike[str], text: str) -> None:
             with contextlib.suppress(OSError):
                 os.unlink(new)
         raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+
+
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Raises OSError, which names the file, if write_whole() could not write it now. Leaves nothing behind.
+
+    A pipe is not tried: its reader would take that for the end.
+    """
+    target, new = _places(path)
+    try:
+        if new == target and stat.S_ISFIFO(os.stat(target).st_mode):
+            return
+        opened = os.open(new, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(opened, b"")  # a full device refuses even that
+        finally:
+            os.close(opened)
+            if new != target:
+                os.unlink(new)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+
+
+def _places(path: str | os.PathLike[str]) -> tuple[str, str]:
+    """The target of links, and where the text is written first; the same one of a device."""
+    target = os.path.realpath(path)
+    folder, name = os.path.split(target)
+    if os.path.exists(target) and not os.path.isfile(target):
+        return target, target
+    # The end of a name means something to some readers: node exporter reads *.prom.
+    return target, os.path.join(folder, f".{name}.{os.getpid()}")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from horovod.launcher.job.redaction import Redaction
 from horovod.world import report
-from horovod.world.whole_files import write_whole
+from horovod.world.whole_files import check_writable, write_whole
 
 
 @contextlib.contextmanager
@@ -44,6 +45,21 @@ def test_a_file_is_replaced_through_a_link_and_a_device_stays_one(tmp_path: Path
     assert (tmp_path / "link").is_symlink() and (tmp_path / "target").read_text("utf-8") == "\u00fc"
     write_whole("/dev/null", "nothing")
     assert Path("/dev/null").is_char_device()
+
+
+def test_a_check_leaves_no_trace_and_says_what_writing_would(tmp_path: Path) -> None:
+    (tmp_path / "there").write_text("before")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("new", "there", "pipe", "/dev/null"):
+        check_writable(tmp_path / name)
+    assert (tmp_path / "there").read_text() == "before"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["pipe", "there"]
+    for name in ("none/new", "there/new", ".", "/dev/full"):
+        with pytest.raises(OSError) as writing:
+            write_whole(tmp_path / name, "text")
+        with pytest.raises(OSError) as checking:
+            check_writable(tmp_path / name)
+        assert (checking.value.errno, checking.value.filename) == (writing.value.errno, str(tmp_path / name))
 
 
 def test_a_rank_names_the_part_of_the_report_that_has_no_room(
