@@ -20,7 +20,7 @@ from horovod.simulate.models import MODELS
 from horovod.simulate.page import page
 from horovod.simulate.profile import Profile, read_profile
 from horovod.simulate.step import of_model
-from horovod.world.whole_files import write_whole
+from horovod.world.whole_files import check_writable, write_whole
 
 __all__ = ["main", "parser"]
 
@@ -125,6 +125,8 @@ def _check_files(options: argparse.Namespace) -> None:
         other = named.setdefault(os.path.realpath(path), flag)
         if other != flag and flag != "link":  # those behind it are written
             raise InputError(f"{path} is given twice, as {other} and as {flag}\nhint: give another file")
+        if flag in ("html", "json", "trace"):  # before the work: it may take minutes
+            check_writable(path)
 
 
 def _published(options: argparse.Namespace) -> str:

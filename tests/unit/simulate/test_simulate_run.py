@@ -91,6 +91,12 @@ def test_hundreds_of_names_are_no_more_than_a_log_holds(
     assert found["failures"] == [] and all(one["came"] for one in found["run"]["faults"])
 
 
+def test_a_file_that_cannot_be_written_is_refused_before_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    for flag in ("--json", "--trace"):
+        assert main([*JOB, flag, "none/run.json"]) == 1
+        assert capsys.readouterr().err == "horovod.simulate: cannot write none/run.json: No such file or directory\n"
+
+
 def test_a_rank_that_leaves_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*JOB, "--fault", "leave:3@1"]) == 0
     assert "rank 3 left: the others' operations that need it end with an error" in capsys.readouterr().out

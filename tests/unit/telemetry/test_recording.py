@@ -78,7 +78,7 @@ def test_the_parts_of_a_step_are_written_after_the_last_one(tmp_path: Path, caps
     assert content["packages"]["numpy"]
     profile = read_profile(str(path))
     assert profile.work.name == "script" and profile.busy_ranks == 2
-    assert profile.work.ready_s.tolist() == [0.025, 0.05] and profile.work.step_s == pytest.approx(0.085)
+    assert [*profile.work.ready_s, profile.work.step_s] == pytest.approx([0.025, 0.05, 0.085])
 
 
 def test_a_script_that_ends_early_leaves_what_it_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
