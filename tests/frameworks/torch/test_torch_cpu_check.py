@@ -65,7 +65,7 @@ def test_a_wheel_is_installed_checked_timed_and_drawn(tmp_path: Path) -> None:
     assert (small["bytes"], large["bytes"]) == (4, 64 << 10) and small["us"].keys() == {"Horovod", "gloo"}
     copied = max(row["copy_gb_s"] for row in results["bandwidth"]["rows"])
     in_a_second = 4 * (64 << 10) / (large["us"]["Horovod"] * 1e3)  # two ranks read and write: GB
-    assert large["of_stream"] == pytest.approx(in_a_second / copied, abs=0.002)
+    assert large["of_stream"] == pytest.approx(in_a_second / copied, rel=0.01, abs=0.002)
     assert sorted(lines_of(out / "picture.svg")) == [("Horovod", 2), ("gloo", 2)]
 
 
