@@ -130,7 +130,7 @@ def test_without_keys_and_a_place_for_them_it_says_so(cluster: MakeCluster, volu
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
 def test_all_of_the_recipe(cluster: MakeCluster, volumes: dict[str, Path], tmp_path: Path, mpi: str) -> None:
-    """`make wheels` must have been run: the recipe takes what is in dist."""
+    assert list((ROOT / "dist").glob("hvd-*.whl")), "the recipe takes the wheel in dist: run make wheels first"
     recipe = Recipe(DOCKERFILE, {"MPI": mpi, "PACKAGES": ""})
     image = tmp_path / "image"
     release = recipe.only("FROM").removeprefix("debian:").removesuffix("-slim")
