@@ -73,7 +73,9 @@ def test_keras_fit_leaves_a_profile_of_each_gradient(tmp_path: Path) -> None:
     assert content["busy_ranks"] == 2 and 40 <= len(content["step_ms"]) <= 60
     ready = dict(zip(sizes, (median for median, _, _ in gradients["ready_ms"]), strict=True))
     assert ready["dense_4/kernel"] < ready["dense_2/kernel"] < ready["dense/kernel"], "as backward computes them"
-    assert gradients["ready_ms"][0][0] == 0 and content["update_ms"]["median"] < content["forward_ms"]["median"]
+    # Two may be first in turns, so the median need not be 0.
+    assert min(p10 for _, p10, _ in gradients["ready_ms"]) == 0
+    assert content["update_ms"]["median"] < content["forward_ms"]["median"]
     assert len({line.split()[-1] for line in done.stdout.splitlines()}) == 2, "ranks train apart"
 
 

@@ -107,6 +107,7 @@ def test_a_group_of_hvd_beside_a_default_group_of_gloo_is_refused(tmp_path: Path
         dist.init_process_group("gloo")
         with pytest.raises(ValueError, match="needs a default process group of the backend hvd, got gloo"):
             dist.new_group(backend="hvd")
+        dist.barrier()  # the other rank may not have connected yet
         dist.destroy_process_group()
 
     with World(2) as world:
