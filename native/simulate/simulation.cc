@@ -10,14 +10,15 @@ namespace hvd {
 
 namespace {
 
-// Of a log, more than a step can need: a leader that waits for room does not fit into virtual time. The library's log
-// has 8,192, and may be full with thousands of names.
-constexpr size_t kLeastSlots = 512, kRecordsOfName = 8;
+// Slots of a log: more than a step needs, since a leader that waits for room cannot be simulated. In a step, a name has
+// at most four records: it is retired, defined, ready and closed. The library's log has 8,192 slots, which thousands
+// of names may fill.
+constexpr size_t kLeastSlots = 512, kSlotsForName = 2 * 4;
 constexpr uint64_t kPatienceNs = 2'000'000'000;
 constexpr uint64_t kLeastBellNs = 3'000, kMostBellNs = 50'000, kPaceNs = 2'000;
 constexpr size_t kTemporaryIds = 512;  // of names that run once (negotiation/decision.h)
 
-size_t slots_for(size_t names) { return std::max(kLeastSlots, kRecordsOfName * names); }
+size_t slots_for(size_t names) { return std::max(kLeastSlots, kSlotsForName * names); }
 
 uint64_t times(uint64_t ns, double factor) { return static_cast<uint64_t>(static_cast<double>(ns) * factor); }
 

@@ -58,15 +58,16 @@ _UNMARKED = (
     "hint: call it after the batch is loaded"
 )
 _IN_LISTS = "the times for the input and for the update count as forward"
-# A forward of so many median steps came after a validation or a checkpoint, if at most one step in so many has one.
+# After a validation or a checkpoint, forward takes longer than three median steps; both are seldom: at most every 20th
+# step. In frameworks that tell no begin of a step, the pause is in the forward.
 _PAUSE, _SELDOM = 3.0, 20
 _SEVERAL_PASSES = (
     "\nhint: a step with several backward passes can be used if the optimizer knows of them (backward_passes_per_step)"
 )
 _NONE_RECORDED = (
     "warning: no profile was written: no gradient was recorded\n"
-    "hint: gradients are recorded that go through DistributedOptimizer, DistributedGradientTape or value_and_grad, and "
-    "not those that go through plain hvd.allreduce"
+    "hint: reduce gradients by DistributedOptimizer, DistributedGradientTape or value_and_grad: those of plain "
+    "hvd.allreduce are not recorded"
 )
 _NO_FORWARD = 0.05  # of backward
 

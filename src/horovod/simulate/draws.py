@@ -20,9 +20,9 @@ __all__ = ["DRAWS", "EXPLAINED", "NOT_FITTED", "Band", "Measured", "Ranges", "ag
 CANDIDATES = 4000
 MOST_CANDIDATES = 64_000
 DRAWS = 200
-# A draw explains a measurement if it comes as near: what is measured differs by so much from one run to the next.
+# A draw explains a measurement if it comes this near: what is measured differs by so much from one run to the next.
 EXPLAINED = 0.03
-# All draws that come as near agree equally well: repeats of a run differ by this much at least.
+# All draws that come this near agree equally well: repeats of a run differ by at least as much.
 _SCATTER = 0.01
 _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29)
 
@@ -100,8 +100,8 @@ def drawn(ranges: Ranges, count: int = DRAWS) -> Guess:
 def agreeing(measured: Sequence[Measured], ranges: Ranges) -> Guess:
     """Draws from the ranges that agree with the measurements; with none, all of `DRAWS`.
 
-    The tolerance is the scatter of measurements, or wider, if fewer than `DRAWS` candidates come as near. Where half of
-    the `DRAWS` nearest do not explain the measurements, there are four times as many candidates, and again.
+    The tolerance is the scatter of measurements, or wider, if fewer than `DRAWS` candidates come as near. If half of
+    the `DRAWS` nearest candidates do not explain the measurements, four times as many are drawn, up to 64,000.
     """
     if not measured:
         return drawn(ranges)
