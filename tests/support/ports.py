@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which processes listen at a TCP port: one that a job has closed may be another program's a moment later."""
+"""What processes have open, and which listen at a TCP port: one that a job has closed may be another program's soon."""
 
 from __future__ import annotations
 
@@ -10,6 +10,15 @@ import socket
 from pathlib import Path
 
 
+def open_files(process: str | Path = "/proc/self") -> list[str]:
+    """What the descriptors of a process in /proc are open for: a path, `socket:[INODE]` or `anon_inode:[pidfd]` each."""
+    found = []
+    for descriptor in os.scandir(Path(process) / "fd"):
+        with contextlib.suppress(FileNotFoundError):  # it has just been closed
+            found.append(os.readlink(descriptor.path))
+    return found
+
+
 def listeners(port: int) -> list[Path]:
     """The processes in /proc that listen at this port."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
@@ -17,7 +26,7 @@ def listeners(port: int) -> list[Path]:
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended
-            if any(os.readlink(descriptor) in sockets for descriptor in (process / "fd").iterdir()):
+            if not sockets.isdisjoint(open_files(process)):
                 found.append(process)
     return found
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from support.frameworks import TENSORFLOW_ENV, tensorflow_world
+from support.ports import open_files
 from support.world import World, WorldPool
 
 from horovod.world.network import own_addresses
@@ -40,7 +41,7 @@ def outside() -> dict[str, str]:
 
 def strangers_are_dropped() -> None:
     """No port of this process, where a dispatcher runs, takes a connection of whoever comes."""
-    own = {os.readlink(entry.path) for entry in os.scandir("/proc/self/fd") if os.path.islink(entry.path)}
+    own = open_files()
     ports = set()
     for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
         for line in Path(table).read_text().splitlines()[1:]:

@@ -15,6 +15,7 @@ from support.extent import SLACK_S
 from support.hostile import Strangers, record
 from support.jobs import TIMEOUT_S, Job, python
 from support.memory import held_kib
+from support.ports import open_files
 from support.world import World
 
 from horovod.world.channel import ChannelError
@@ -203,12 +204,7 @@ def test_a_rank_that_has_started_listens_nowhere(transport: str) -> None:
     def listening() -> list[str]:
         """This process' sockets that accept connections."""
         reduce_ones(0)
-        own = {
-            os.readlink(f"/proc/self/fd/{fd}")
-            for fd in os.listdir("/proc/self/fd")
-            if os.path.exists(f"/proc/self/fd/{fd}")
-        }
-        inodes = {name[8:-1] for name in own if name.startswith("socket:")}
+        inodes = {name[8:-1] for name in open_files() if name.startswith("socket:")}
         found = []
         for table, state, inode, accepts in (("tcp", 3, 9, "0A"), ("tcp6", 3, 9, "0A"), ("unix", 3, 6, "00010000")):
             for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:

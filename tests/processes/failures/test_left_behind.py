@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from support.jobs import TIMEOUT_S, python, run_job
+from support.ports import open_files
 from support.started import Folder, end_of, environment, mpi, srun
 
 RAISES = (
@@ -101,7 +102,7 @@ def test_a_rank_ends_with_its_launcher(
 
 def watches(pid: int) -> bool:
     """Whether it waits for the ends of other processes."""
-    return any("pidfd" in os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir() if os.path.lexists(path))
+    return any("pidfd" in name for name in open_files(f"/proc/{pid}"))
 
 
 @pytest.mark.parametrize("name", ["openmpi", pytest.param("torchrun", marks=pytest.mark.thorough)])

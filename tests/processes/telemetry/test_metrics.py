@@ -27,7 +27,7 @@ from prometheus_client.parser import text_string_to_metric_families as parsed_pl
 from support.elastic.elastic_jobs import ElasticJob
 from support.jobs import TIMEOUT_S, Job, run_job
 from support.pages import ROOT, blocks_of
-from support.ports import free_ports
+from support.ports import free_ports, open_files
 from support.world import World
 
 LATE_S = 0.02
@@ -213,8 +213,7 @@ def fork_and_exit(folder: str) -> int:
     child = os.fork()
     if child == 0:
         hvd.shutdown()
-        sockets = [os.readlink(one) for one in Path("/proc/self/fd").iterdir() if os.path.islink(one)]
-        os._exit(len([one for one in sockets if one in listening()]))
+        os._exit(len([one for one in open_files() if one in listening()]))
     status = os.waitpid(child, 0)[1]
     assert not Path(folder, "0.prom").exists(), "the child has written its parent's file"
     return os.waitstatus_to_exitcode(status)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.ports import open_files
 from support.world import World, WorldPool
 
 from horovod.world.channel import AuthenticationError, authenticate_client
@@ -18,8 +19,7 @@ from horovod.world.channel import AuthenticationError, authenticate_client
 
 def own_sockets(state: str) -> int:
     """This process' TCP sockets in a state of the kernel's, but for the connection to the rendezvous."""
-    names = [os.readlink(entry.path) for entry in os.scandir("/proc/self/fd") if os.path.lexists(entry.path)]
-    own = {name[8:-1] for name in names if name.startswith("socket:")}
+    own = {name[8:-1] for name in open_files() if name.startswith("socket:")}
     rendezvous = f":{int(os.environ['HOROVOD_GLOO_RENDEZVOUS_PORT']):04X}"
     rows = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
     return sum(row[9] in own and row[3] == state and not row[2].endswith(rendezvous) for row in rows)
