@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def open_files(process: str | Path = "/proc/self") -> list[str]:
-    """What the descriptors of a process in /proc are open for: a path, `socket:[INODE]` or `anon_inode:[pidfd]` each."""
+    """Of a process in /proc, by descriptor: a path, `socket:[INODE]` or `anon_inode:[pidfd]` each."""
     found = []
     for descriptor in os.scandir(Path(process) / "fd"):
         with contextlib.suppress(FileNotFoundError):  # it has just been closed

@@ -73,7 +73,12 @@ def main() -> int:
     if Settings.from_environment().size is None and arguments.np > 1:
         return _started_by_horovodrun(arguments.np)
     problem = json_problem(arguments.json)
-    return _RUN[arguments.command](arguments) if problem is None else refused(problem)
+    try:
+        return _RUN[arguments.command](arguments) if problem is None else refused(problem)
+    except OSError as error:
+        if error.filename is None or error.filename != arguments.json:
+            raise
+        return refused(f"cannot write {arguments.json}: {error.strerror}")
 
 
 def _started_by_horovodrun(ranks: int) -> int:

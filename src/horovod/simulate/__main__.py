@@ -50,7 +50,8 @@ def parser() -> argparse.ArgumentParser:
     add.add_argument(
         "--calibrate",
         type=_measured,
-        default=(),
+        action="extend",
+        default=[],
         metavar="HOSTS:PERCENT,...",
         help="efficiencies that were measured on this cluster, such as 1:97.5,2:91",
     )
@@ -163,8 +164,6 @@ def _job(options: argparse.Namespace) -> Job:
             f"--hosts {options.hosts[0]} with --ranks-a-host {ranks_a_host} is {counted(fewest, 'rank')}, fewer than "
             f"the {profile.busy_ranks} of the profile\nhint: --ranks-a-host {profile.busy_ranks}"
         )
-    if ranks_a_host == 1 and any(hosts == 1 for hosts, _ in options.calibrate):
-        raise InputError("--calibrate 1: one rank on one host is 100%\nhint: measure two hosts")
     device = options.device or profile.device
     return Job(
         profile.work,
@@ -174,11 +173,21 @@ def _job(options: argparse.Namespace) -> Job:
         options.inside or ("memory" if device == "cpu" else "pcie"),
         "direct" if device == "cpu" else "nccl",
         options.batch,
-        options.calibrate,
+        _calibration(options.calibrate, ranks_a_host),
         profile.halves,
         profile.busy_ranks,
         profile.sparse,
     )
+
+
+def _calibration(measured: Sequence[tuple[int, float]], ranks_a_host: int) -> tuple[tuple[int, float], ...]:
+    known = [hosts for hosts, _ in measured]
+    if ranks_a_host == 1 and 1 in known:
+        raise InputError("--calibrate 1: one rank on one host is 100%\nhint: measure two hosts")
+    for hosts in known:
+        if known.count(hosts) > 1:
+            raise InputError(f"--calibrate {hosts}: given twice\nhint: give one efficiency, such as the median")
+    return tuple(sorted(measured))
 
 
 def _profile(options: argparse.Namespace) -> Profile:
@@ -228,8 +237,8 @@ def _counts(text: str) -> tuple[int, ...]:
     return counts
 
 
-def _measured(text: str) -> tuple[tuple[int, float], ...]:
-    found: dict[int, float] = {}
+def _measured(text: str) -> list[tuple[int, float]]:
+    found = []
     for part in text.split(","):
         hosts, _, percent = part.strip().partition(":")
         try:
@@ -238,10 +247,8 @@ def _measured(text: str) -> tuple[tuple[int, float], ...]:
             raise argparse.ArgumentTypeError(
                 f"{part!r}: expected HOSTS:PERCENT, such as 2:91.9, from 1 to 100"
             ) from None
-        if known in found:
-            raise argparse.ArgumentTypeError(f"{part!r}: expected each number of hosts once")
-        found[known] = value / 100
-    return tuple(sorted(found.items()))
+        found.append((known, value / 100))
+    return found
 
 
 if __name__ == "__main__":

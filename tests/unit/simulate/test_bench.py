@@ -58,6 +58,14 @@ def test_a_record_that_cannot_be_written_is_refused_before_the_work(tmp_path: Pa
     assert done.stderr.startswith(f"horovod.bench: {text}") and done.stderr.count("\n") == 2
 
 
+def test_a_record_that_the_disk_cannot_hold_is_told_in_one_line(tmp_path: Path) -> None:
+    what = "allreduce -np 1 --sizes 4 --rounds 1 --seconds 0.001 --no-gloo --any-hop --json record.json"
+    command = ["sh", "-c", f'ulimit -f 1; exec "$0" -m horovod.bench {what}', sys.executable]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "horovod.bench: cannot write record.json: File too large\n"), done
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("gbit", "nominal", "note"),
     [

@@ -449,7 +449,6 @@ def test_what_cannot_be_forecast_is_said(
         ("--hosts", "2,1", "expected numbers that grow"),
         ("--hosts", "0", "expected a number from 1 to 100000"),
         ("--calibrate", "2:101", "expected HOSTS:PERCENT"),
-        ("--calibrate", "2:90,2:91", "each number of hosts once"),
         ("--step-ms", "inf", "expected a number from 0.001 to 1e+09"),
     ],
 )

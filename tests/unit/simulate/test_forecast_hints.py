@@ -44,7 +44,6 @@ def test_a_measurement_that_the_model_explains_narrows_the_band(capsys: pytest.C
     [
         ("x", "'x': expected HOSTS:PERCENT, such as 2:91.9"),
         ("1:101", "'1:101': expected HOSTS:PERCENT"),
-        ("2:91, 2:90", "' 2:90': expected each number of hosts once"),
     ],
 )
 def test_a_measurement_that_is_none_is_refused(given: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,6 +52,21 @@ def test_a_measurement_that_is_none_is_refused(given: str, text: str, capsys: py
     assert text in capsys.readouterr().err
 
 
-def test_one_rank_on_one_host_is_no_measurement(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*MODEL[:-2], "--calibrate", "1:100,2:90"]) == 1
-    assert "--calibrate 1: one rank on one host is 100%\nhint: " in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (["1:100,2:90"], "--calibrate 1: one rank on one host is 100%\nhint: "),
+        (["2:91, 2:90"], "--calibrate 2: given twice\nhint: "),
+        (["2:91", "4:80,2:91"], "--calibrate 2: given twice\nhint: "),
+    ],
+)
+def test_measurements_that_say_nothing_are_refused(
+    given: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*MODEL[:-2], *(f"--calibrate={one}" for one in given)]) == 1
+    assert text in capsys.readouterr().err
+
+
+def test_measurements_may_be_given_by_several_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    together = made(capsys, "--calibrate", "1:97.5,2:92", "--hosts", "8")
+    assert made(capsys, "--calibrate", "2:92", "--calibrate", "1:97.5", "--hosts", "8") == together
