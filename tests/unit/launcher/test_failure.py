@@ -139,7 +139,7 @@ def test_the_last_line_is_the_code_of_what_the_rank_said_and_nothing_is_said_twi
         (
             memory.NO_PROCESS,
             "was killed by SIGKILL",
-            "memory did not run out; SIGKILL came from outside",
+            "memory did not run out, and horovodrun did not send SIGKILL",
             "rank-killed",
         ),
         (memory.UNKNOWN, "was killed by SIGKILL", "who sent it is not known", "rank-killed"),

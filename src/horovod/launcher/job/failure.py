@@ -79,8 +79,8 @@ _KILL_HINTS = {
     "workers, or a higher limit",
     memory.ON_MACHINE: "the kernel ended a process of this machine for lack of memory at that time, most likely this "
     "one: fewer ranks, smaller batches, fewer DataLoader workers",
-    memory.NO_PROCESS: "memory did not run out; SIGKILL came from outside, for example from a batch system at a limit, "
-    "or from the process itself",
+    memory.NO_PROCESS: "memory did not run out, and horovodrun did not send SIGKILL: perhaps a batch system did, "
+    "at a limit, or the process itself",
     memory.UNKNOWN: "who sent it is not known; if memory ran out, `dmesg | grep -i oom` says so",
 }
 

@@ -31,8 +31,8 @@ EXPLANATIONS_OF_JOBS = (
         "A rank's script ended with an error",
         _LAUNCHER,
         ("exited with code",),
-        "The script of one rank ended with a nonzero exit code, and the launcher ended the other ranks. The rank's own "
-        "last lines are above; its whole output is further up.",
+        "The script of one rank ended with a nonzero exit code, and the launcher ended the other ranks. In the "
+        "terminal, the rank's own last lines come just before horovodrun's, and its whole output before them.",
         (
             "Read the rank's own error. Run the script alone to see if it fails there, too: `python train.py`.",
             "`--output-filename DIR` keeps each rank's output in a file of its own.",
@@ -40,11 +40,11 @@ EXPLANATIONS_OF_JOBS = (
     ),
     Explanation(
         "rank-killed",
-        "A rank was killed from outside",
+        "A rank was killed by a signal that horovodrun did not send",
         _LAUNCHER,
         ("was killed by SIGKILL", "was killed by SIGTERM"),
-        "A signal ended the process. It did not come from the launcher. Batch systems send SIGTERM and then SIGKILL at "
-        "a time limit; administrators and scripts use `kill`.",
+        "Another program sent the signal, or the process itself. Batch systems send SIGTERM and then SIGKILL at a "
+        "time limit; administrators and scripts use `kill`.",
         (
             "Check the batch system's limits for time and memory.",
             "`dmesg | grep -i oom` shows if the kernel ended it for lack of memory.",
@@ -79,30 +79,30 @@ EXPLANATIONS_OF_JOBS = (
         "A rank was stopped by a signal and not continued",
         _LAUNCHER,
         ("and not continued",),
-        "A signal such as SIGSTOP stopped one rank. The others waited for HOROVOD_FROZEN_TIMEOUT_SECONDS and then gave "
-        "up. A rank that a debugger holds is not given up by the other ranks of its host. If it is the host's lowest "
-        "rank, other hosts give it up after HOROVOD_LOST_TIMEOUT_SECONDS.",
+        "A signal such as SIGSTOP stopped one rank. The others waited for HOROVOD_FROZEN_TIMEOUT_SECONDS and then "
+        "gave up. For a rank that a debugger has stopped, the other ranks of its host wait. But if it is the lowest "
+        "rank of its host, other hosts take it for lost after HOROVOD_LOST_TIMEOUT_SECONDS.",
         (
-            "To suspend a whole job, press Ctrl-Z in horovodrun's terminal, and `fg` to go on.",
+            "To suspend a whole job, press Ctrl-Z in horovodrun's terminal; `fg` lets it go on.",
             "To stop one rank for longer, set HOROVOD_FROZEN_TIMEOUT_SECONDS=0. Then all ranks wait for the stopped "
             "one, for as long as its host answers.",
         ),
     ),
     Explanation(
         "agent-lost",
-        "The launcher lost the process that holds a host's ranks",
+        "The launcher lost its agent on a host",
         _LAUNCHER,
         ("the agent that holds the ranks of host", "the agent that held the ranks of host"),
-        "horovodrun starts one agent on each host; the agent starts and ends the ranks there. It was killed, stopped, "
-        "or does not answer, so the job was ended.",
+        "horovodrun starts one agent on each host; the agent starts and ends the ranks there. This agent was killed "
+        "or stopped, or does not answer, so the job was ended.",
         (
             "To suspend a job, stop horovodrun itself (Ctrl-Z).",
-            "Look for a limit of the host (memory, processes) that ended the agent.",
+            "Check whether the agent reached a limit of the host (memory, number of processes).",
         ),
     ),
     Explanation(
         "hosts-not-ready",
-        "Some hosts cannot hold their ranks",
+        "Some hosts cannot run their ranks",
         _LAUNCHER,
         (
             "not ready; nothing was started",
@@ -114,11 +114,12 @@ EXPLANATIONS_OF_JOBS = (
             "cannot reach this host at",
         ),
         "Before any rank starts, horovodrun checks each host: ssh works without a password, the same Python is at the "
-        "same path, with the same version of hvd; the working directory and the program exist; and one network address "
-        "of this host is reached by all. The report lists every host that is not.",
+        "same path, with the same version of hvd; the working directory and the program exist; and all hosts reach "
+        "the same network address of the machine that runs horovodrun. The report lists every host that is not ready.",
         (
-            "Follow the hint below each host. `ssh HOST true` must work without a question.",
-            "In a batch system's job, horovodrun uses srun, blaunch or kubectl instead; `--start-with ssh` forces ssh.",
+            "Follow the hint below each host. `ssh HOST true` must work without a password.",
+            "In a job of Slurm, LSF or an older MPI operator of Kubernetes, horovodrun uses srun, blaunch or kubectl "
+            "instead of ssh; `--start-with ssh` forces ssh.",
             "Use a shared folder for the Python and the working directory, or the same paths on all hosts.",
             "If several networks connect the hosts, choose one: `--network-interface eth0`. If the name differs "
             "between hosts, list all: `--network-interface eth0,ib0`.",
@@ -126,12 +127,12 @@ EXPLANATIONS_OF_JOBS = (
     ),
     Explanation(
         "host-lost",
-        "Another machine of the job cannot be heard any more",
+        "horovodrun has lost contact with a machine of the job",
         _LAUNCHER,
         ("was lost: its agent",),
-        "horovodrun hears from its agent on each host every second. From this one it has heard nothing for "
-        "HOROVOD_LOST_TIMEOUT_SECONDS (5 s), or its connection (ssh, srun) has ended. Ranks there then end by "
-        "themselves. If the job is not elastic, all others have been ended.",
+        "The agent on each host sends a sign of life every second. This host's agent has sent none for "
+        "HOROVOD_LOST_TIMEOUT_SECONDS (5 s), or its connection (ssh, srun) has ended. The ranks there end by "
+        "themselves. If the job is not elastic, horovodrun has ended all others.",
         (
             "Check that the machine and its network are up. Read its logs.",
             "If hosts are silent for a good reason, raise HOROVOD_LOST_TIMEOUT_SECONDS; with 0, no host is given up.",

@@ -26,13 +26,14 @@ EXPLANATIONS = (
         "This process was started with others, but nothing tells it how to find them",
         f"{_START}; only a warning, if no environment variable shows that there are other processes",
         ("says that this is one of ... processes", "this process trains alone (size 1)", "no rank has called init"),
-        "A launcher that Horovod does not know (it knows mpirun of Open MPI, MPICH and Intel MPI, srun, torchrun) has "
-        "started several processes, and nothing tells them where to meet. Without this error, each process would train "
-        "a model of its own without a warning. A wrapper (env -i, sudo, su, a container) may have dropped the "
-        "launcher's variables. Then init warns, if it finds the launcher among its parent processes. If the launcher "
-        "was horovodrun, it says at its end that no rank has called init.",
+        "There are two causes. (1) Horovod does not know the launcher; it knows horovodrun, torchrun, srun, and "
+        "mpirun of Open MPI, MPICH and Intel MPI. This is an error, because each process would train a model of its "
+        "own. (2) A wrapper (env -i, sudo, su, a container) has dropped the launcher's variables. Then init warns, if "
+        "it finds the launcher among the parent processes, and horovodrun says at its end that no rank has called "
+        "init.",
         (
-            "Let wrappers keep the environment: sudo -E, su -m, and every HOROVOD_* variable for a container.",
+            "Let wrappers keep the environment: sudo -E, su -m. A container needs every HOROVOD_* variable and "
+            "horovodrun's open file descriptors.",
             "Start the script with `horovodrun -np N python train.py`.",
             "If you do want N independent processes, set HOROVOD_SIZE=1.",
         ),
@@ -43,8 +44,9 @@ EXPLANATIONS = (
         _START,
         ("in init for the file", "but not which job it belongs to", "are to find each other, cannot be used"),
         "If the launcher starts MPI jobs and mpi4py is installed, the ranks learn through mpi4py where rank 0 is. "
-        "Otherwise rank 0 writes it into a file in ~/.horovod. The file did not appear: rank 0 has not called init, "
-        "the hosts share no home folder, or the address in the file leads nowhere.",
+        "Otherwise rank 0 writes its address into a file in ~/.horovod. This rank found no such file, or cannot reach "
+        "the address in it: rank 0 has not called init, the hosts do not share the folder, or the file is of another "
+        "job.",
         (
             "Look at rank 0's output: it may have failed before hvd.init().",
             "Set HOROVOD_RENDEZVOUS_DIRECTORY to a folder that all hosts share.",
@@ -54,17 +56,18 @@ EXPLANATIONS = (
     ),
     Explanation(
         "start-mpi",
-        "mpi4py uses another MPI than the launcher's",
+        "mpi4py uses a different MPI from the launcher",
         _START,
         ("it is another MPI than the launcher's", "but the job was started by the mpirun of"),
         "mpirun or srun started several processes, but the MPI library that mpi4py loads does not understand this "
-        "launcher. With such an MPI, each process sees only itself, or MPI_Init ends it. If the variables of mpirun "
-        "show the difference, Horovod avoids this MPI, and there is no error unless data is to go through MPI.",
+        "launcher. With such an MPI, each process sees only itself, or MPI_Init ends the process. If the variables of "
+        "mpirun show the difference, Horovod avoids this MPI, and there is no error unless data is to go through MPI.",
         (
-            "Start the job with the mpirun that belongs to this MPI; the message names it.",
-            "Install mpi4py for the launcher's MPI. With srun, `srun --mpi=list` shows what it can speak: Open MPI "
-            "needs pmix, MPICH and Intel MPI pmi2.",
-            "Set HOROVOD_RENDEZVOUS_DIRECTORY to a folder that all hosts share: then mpi4py is not asked.",
+            "Start the job with the mpirun of the MPI that mpi4py uses; the message names that MPI.",
+            "Install mpi4py for the launcher's MPI. With srun, `srun --mpi=list` shows what Slurm supports: Open MPI "
+            "needs pmix; MPICH and Intel MPI need pmi2.",
+            "Set HOROVOD_RENDEZVOUS_DIRECTORY to a folder that all hosts share: then Horovod does not use mpi4py to "
+            "find rank 0.",
         ),
     ),
     Explanation(
@@ -115,8 +118,8 @@ EXPLANATIONS = (
         "not fit together, or the ranks were given different values for something that must be equal.",
         (
             "Pass horovodrun's environment on to the script unchanged; wrappers such as sudo or `env -i` drop it.",
-            "Give settings on horovodrun's command line, so that all ranks get them.",
-            "List all process sets on every rank, in the same order, also those in which the rank is not.",
+            "Give a setting by horovodrun's flag, or export its variable before horovodrun starts: all ranks get both.",
+            "List all process sets on every rank, in the same order, including those that the rank does not belong to.",
             "Unset variables left over from another job: `env | grep HOROVOD`.",
         ),
     ),
@@ -125,11 +128,11 @@ EXPLANATIONS = (
         "A rank could not prove that it belongs to the job",
         _START,
         ("HOROVOD_SECRET_FILE", "is not a folder that only its owner", "is not private to this user"),
-        "Each job has a secret, and every connection proves that it knows it. The file with the secret is missing, can "
-        "be read by other users, or holds another job's secret. A process left over from an earlier job fails here, "
-        "too: its secret is another one. If mpirun, srun or torchrun has started the ranks, the secret may be in a "
-        "file in ~/.horovod. Then you must own the file and the folder. No other user may write to either, or read the "
-        "file.",
+        "Each job has a secret, and every connection proves that it knows it. The file with the secret is missing, "
+        "can be read by other users, or holds another job's secret. A process left over from an earlier job fails "
+        "here, too: it has a different secret. If mpirun, srun or torchrun has started the ranks, the secret may be "
+        "in a file in ~/.horovod. Then you must own the file and the folder. No other user may write to either, or "
+        "read the file.",
         (
             "Start ranks with horovodrun, and pass its environment on.",
             "End processes of earlier jobs.",
@@ -148,7 +151,7 @@ EXPLANATIONS = (
             "published settings of ranks that cannot be read",
             "sent an offer that cannot be read",
         ),
-        "What another rank said about itself cannot be understood. All ranks must run the same version.",
+        "This rank cannot read what another rank sent at the start. All ranks must run the same version.",
         ("Check `horovodrun --version` in the environment of each rank.",),
     ),
     Explanation(
@@ -165,9 +168,9 @@ EXPLANATIONS = (
         "data between hosts open at their first use, so this error can also come from an operation.",
         (
             "If the launcher has ended, its last lines are the cause. If mpirun, srun or torchrun has started the "
-            "ranks, the rendezvous is in rank 0: look at its output.",
-            "Check that a firewall lets the ranks' host talk to itself and to the other hosts, at any port: the ranks "
-            "listen at free ports of their systems (sysctl net.ipv4.ip_local_port_range).",
+            "ranks, rank 0 runs the rendezvous, where the ranks find each other: look at rank 0's output.",
+            "Check that no firewall blocks connections between the hosts, or from a host to itself, on any port: each "
+            "rank listens on a free port that its system chooses (sysctl net.ipv4.ip_local_port_range).",
             "If a host has several networks, choose one: `--network-interface eth0`.",
         ),
     ),
@@ -176,8 +179,8 @@ EXPLANATIONS = (
         "The transport that HOROVOD_TRANSPORT asks for cannot be used",
         _START,
         ("cannot be used:", "but the ranks of this host cannot share memory"),
-        "HOROVOD_TRANSPORT names one way to move data, and it does not fit these ranks: shm, for example, joins only "
-        "ranks of one host.",
+        "HOROVOD_TRANSPORT names one way to move data, and it does not fit these ranks: shm, for example, works only "
+        "between ranks of one host.",
         (
             "Unset HOROVOD_TRANSPORT: the fastest way that works is chosen.",
             "`horovodrun --check-build` lists what is available.",
@@ -195,8 +198,8 @@ EXPLANATIONS = (
         ),
         "The system refused a thread, a file descriptor or shared memory. The message names it, with sizes.",
         (
-            "Shared memory counts as memory of the container or batch job: raise that limit. The size of /dev/shm does "
-            "not matter here.",
+            "Shared memory counts as memory of the container or batch job: raise that limit. The size of /dev/shm "
+            "matters only if the container forbids memfd_create.",
             "Raise the limit that the message names: `ulimit -u`, `ulimit -n`, `ulimit -v`.",
             "Place fewer ranks on this host.",
         ),
@@ -208,7 +211,10 @@ EXPLANATIONS = (
         ("Horovod's native core is missing", "Horovod's native core cannot be opened"),
         "Python found the package, but not a library that fits it: a source tree on PYTHONPATH has no library, or two "
         "installed versions are mixed.",
-        ("Install again: `pip install --force-reinstall .` in the environment that runs the script.",),
+        (
+            "Install again in the environment that runs the script: `pip install --force-reinstall --no-deps .` in a "
+            "clone, or with the wheel's file.",
+        ),
     ),
     # calls
     Explanation(
@@ -235,15 +241,15 @@ EXPLANATIONS = (
         ("expected ..., got ...",),
         "The call was refused before anything was sent. The other ranks, which may wait for this call, get a "
         "PeerRefusedError (a MismatchError) that names this rank. The job goes on if the script catches the error.",
-        ("The message names the argument, what was expected and what it got.",),
+        ("The message names the argument, the expected value and the value that it got.",),
     ),
     Explanation(
         "duplicate-name",
         "An operation of this name is still in flight on this rank",
         "DuplicateNameError (a ValueError); InvalidArgumentError in TensorFlow",
         ("again before the first call of that name had ended",),
-        "A name identifies an operation across ranks, so it can be in flight once. A second call used it before the "
-        "first had completed.",
+        "A name identifies an operation across ranks, so only one operation of a name can be in flight at a time. A "
+        "second call used the name before the first had completed.",
         (
             "Wait for the first: `hvd.synchronize(handle)`.",
             "Give each tensor a name of its own, or no name.",
@@ -254,9 +260,9 @@ EXPLANATIONS = (
         "The ranks disagree about a tensor",
         "MismatchError (a HorovodInternalError); FailedPreconditionError in TensorFlow",
         ("the ranks disagree about `...`", "the ranks disagree about their gradients"),
-        "All ranks must call an operation of one name with the same dtype, shape and arguments. The "
-        "message names the ranks that differ from the majority. All members of the operation get the same error, and "
-        "the world keeps running.",
+        "All members must call an operation with the same dtype, shape and arguments; only allgather and alltoall "
+        "take any number of rows. The message names the ranks that differ from the majority. All members of the "
+        "operation get the same error, and the world keeps running.",
         (
             "Look for the last batch of an epoch: if it is smaller on one rank, drop it (`drop_last=True` in PyTorch, "
             "`drop_remainder=True` in TensorFlow).",
@@ -269,11 +275,11 @@ EXPLANATIONS = (
         "Another rank's call of this operation was wrong",
         "PeerRefusedError (a MismatchError); FailedPreconditionError in TensorFlow",
         ("could not call",),
-        "The message names the rank whose arguments were wrong, and says what was wrong with them. That rank has "
-        "raised the same as an error of its own, with a traceback that shows the call. This rank's call was right, but "
-        "cannot complete without the other. The world keeps running.",
+        "The message names the rank whose arguments were wrong, and says what was wrong with them. On that rank, the "
+        "call itself raised an error, whose traceback shows the line. The call on this rank was right, but it cannot "
+        "complete without that rank. The world keeps running.",
         (
-            "Mend the call on the rank that is named.",
+            "Fix the call on the named rank.",
             "If only some ranks make the wrong call, look for a branch on hvd.rank(), or for data that differs.",
         ),
     ),
@@ -282,9 +288,10 @@ EXPLANATIONS = (
         "A rank has joined, and the operation needs its data",
         "RankJoinedError (a MismatchError); FailedPreconditionError in TensorFlow",
         ("joined and ... no data to",),
-        "A rank that has joined only adds zeros to allreduces. All other operations fail until all ranks have joined.",
+        "A rank that has called hvd.join() takes part in allreduces with zeros only. Every other operation that it "
+        "would be a member of fails until all ranks have called hvd.join().",
         (
-            "Until all ranks have joined, call allreduce only.",
+            "Until all ranks have called hvd.join(), call only allreduce.",
             "Call broadcasts and gathers before hvd.join(), or after it on all ranks (docs/uneven-data.md).",
         ),
     ),
@@ -311,13 +318,14 @@ EXPLANATIONS = (
         "DeadlockError (an AbortedError); UnknownError in TensorFlow",
         ("wait for each other in different calls, and none of them can go on",),
         "Each of these ranks waits for an operation that another of them has not called. No other thread can make the "
-        "missing call, so the job was ended, at most two seconds after the stall report. That report shows where each "
-        "rank is. The report comes after ten seconds, or after HOROVOD_STALL_CHECK_TIME_SECONDS if this is shorter. "
-        "HOROVOD_STALL_CHECK_DISABLE=1 turns off both the report and this end of the job. If a rank has another Python "
-        "thread, or has used compiled operations, it could still go on: the job keeps waiting. An elastic job ends as "
-        "well, because the calls would differ again.",
+        "missing call. The stall report, which shows where each rank is, comes after ten seconds, or after "
+        "HOROVOD_STALL_CHECK_TIME_SECONDS if this is shorter. The job ends at most two seconds later. "
+        "HOROVOD_STALL_CHECK_DISABLE=1 or HOROVOD_STALL_CHECK_TIME_SECONDS=0 turns off both the report and this end "
+        "of the job. If a rank has another Python thread, or has used compiled operations, it could still go on: the "
+        "job keeps waiting. An elastic job ends as well, because the calls would differ again.",
         (
-            "Compare the calls in the message: calls that wait must come in the same order on all ranks.",
+            "Compare the calls in the message: blocking calls (those without `_async`) must come in the same order on "
+            "all ranks.",
             "Look for a branch on hvd.rank(), or for a set or a dictionary that orders names differently on each rank.",
         ),
     ),
@@ -326,10 +334,10 @@ EXPLANATIONS = (
         "A GPU has made no progress for a long time",
         "a warning on the stderr of each rank that waits",
         ("for its GPU to", "compute the input of", "for a call of NCCL to return"),
-        "The rank has called the operation, but its GPU has not finished. `to compute the input of` in the report: a "
-        "kernel of this rank's script hangs or is slow. `to end` or `for a call of NCCL`: this rank has done its part, "
-        "and NCCL waits for another rank or the network. The job keeps waiting. It ends after "
-        "HOROVOD_NCCL_TIMEOUT_SECONDS.",
+        "The rank has called the operation, but its GPU has not finished. If the report says `to compute the input "
+        "of`, a kernel of this rank's script hangs or is slow. If it says `to end` or `for a call of NCCL`, this rank "
+        "has done its part, and NCCL waits for another rank or the network. The job waits for "
+        "HOROVOD_NCCL_TIMEOUT_SECONDS and then ends.",
         (
             "Look for the rank whose report says `to compute the input of`. Run its script with "
             "CUDA_LAUNCH_BLOCKING=1 to see which kernel hangs.",
@@ -348,13 +356,15 @@ EXPLANATIONS = (
             "has given no sign of life for",
             "was stopped by a signal",
         ),
-        "The other ranks noticed that a rank is gone: its process ended, does not run any more, or its host does not "
-        "answer. The world has ended for all ranks; the launcher ends the job and names the first cause.",
+        "The other ranks noticed that a rank is gone: its process has ended or is frozen, or its host does not "
+        "answer. All ranks get this error. The launcher ends the job and names the first cause; an elastic job goes "
+        "on without that rank.",
         (
             "Read the launcher's last lines and the lost rank's output.",
-            "A frozen rank in state D waits for a disk or a network file system.",
-            "If you stop a rank on purpose (SIGSTOP, a debugger), set HOROVOD_FROZEN_TIMEOUT_SECONDS=0. "
-            "HOROVOD_LOST_TIMEOUT_SECONDS limits how long another host may be silent.",
+            "If the message says `state D`, the process waits in the kernel, most likely for a disk or a network file "
+            "system.",
+            "If you stop a rank on purpose by SIGSTOP, set HOROVOD_FROZEN_TIMEOUT_SECONDS=0; for a debugger see "
+            "docs/debug.md. HOROVOD_LOST_TIMEOUT_SECONDS limits how long another host may be silent.",
         ),
     ),
     Explanation(
@@ -369,7 +379,8 @@ EXPLANATIONS = (
             "to see which.",
             "Other errors: look at `dmesg | grep Xid` and `nvidia-smi` on the rank's host. A GPU that has fallen off "
             "the bus needs a restart of the host.",
-            "Start the rank's process anew: nothing in it brings the GPU back.",
+            "Start the job again: the process that lost the GPU cannot use it any more. An elastic job replaces that "
+            "worker.",
         ),
     ),
     Explanation(
@@ -395,8 +406,9 @@ EXPLANATIONS = (
             "the timeout of torch.distributed",
             "(HOROVOD_NCCL_TIMEOUT_SECONDS",
         ),
-        "A rank aborted the world, an operation waited longer than HOROVOD_STALL_SHUTDOWN_TIME_SECONDS or the timeout "
-        "of torch.distributed, or a GPU took longer than HOROVOD_NCCL_TIMEOUT_SECONDS. The message says who and why.",
+        "There are three causes: a rank aborted the job; an operation waited longer than "
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS or the timeout of torch.distributed; a GPU took longer than "
+        "HOROVOD_NCCL_TIMEOUT_SECONDS. The message says who and why.",
         (
             "For the stall limit or the timeout: `horovodrun --explain stall`.",
             "For a GPU: `horovodrun --explain gpu-stall`.",
@@ -416,9 +428,9 @@ EXPLANATIONS = (
         "A rank has no memory for an operation",
         "OutOfMemoryError (a MemoryError); ResourceExhaustedError in TensorFlow",
         ("has not enough memory", "give the job more memory, or gather less at once"),
-        "The result of an allgather or alltoall is as large as all ranks' inputs together. The message has the bytes. "
-        "All members of the operation get an error. If host memory ran out, the world goes on. If GPU memory ran out, "
-        "the world has ended.",
+        "The result of an allgather is as large as all ranks' inputs together; that of an alltoall can be, if the "
+        "splits are uneven. The message gives the size in bytes if it is known. All members of the operation get an "
+        "error. If host memory ran out, the world goes on. If GPU memory ran out, the world has ended.",
         (
             "Gather less at once, or on fewer ranks (process sets).",
             "Give the job more memory, or place fewer ranks on this host.",
