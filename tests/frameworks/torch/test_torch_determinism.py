@@ -81,7 +81,7 @@ def test_bits_are_those_of_the_fold_in_rank_order(
 
     available = json.loads(native.library().hvd_build_info())["instruction_sets"]
     if instructions not in ("best", *available):
-        pytest.skip(f"not run: this machine has no {instructions}")
+        pytest.skip(f"hardware: this processor has no {instructions}")
     env = {
         "HOROVOD_TRANSPORT": transport,
         "HOROVOD_INSTRUCTION_SET": instructions,

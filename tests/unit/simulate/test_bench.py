@@ -60,7 +60,9 @@ def test_a_record_that_cannot_be_written_is_refused_before_the_work(tmp_path: Pa
 
 def test_a_record_that_the_disk_cannot_hold_is_told_in_one_line(tmp_path: Path) -> None:
     what = "allreduce -np 1 --sizes 4 --rounds 1 --seconds 0.001 --no-gloo --any-hop --json record.json"
-    command = ["sh", "-c", f'ulimit -f 1; exec "$0" -m horovod.bench {what}', sys.executable]
+    limit = "import resource, horovod.core as hvd; hvd.init(); resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
+    code = limit + "import sys; from horovod.bench.__main__ import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, *what.split()]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "horovod.bench: cannot write record.json: File too large\n"), done
     assert not list(tmp_path.iterdir())
