@@ -177,7 +177,7 @@ def hint_for_port(error: Exception) -> str:
     """Return what to do if the address and port cannot be opened."""
     if isinstance(error, socket.gaierror) or getattr(error, "errno", None) == errno.EADDRNOTAVAIL:
         return "set HOROVOD_METRICS_ADDRESS to an address of this host, or to 0.0.0.0 for all of them"
-    return "set HOROVOD_METRICS_PORT to the first of enough free ports, one for each rank of a host"
+    return "set HOROVOD_METRICS_PORT to another port: each rank uses this port plus its local rank"
 
 
 def hint_for_file(error: OSError) -> str:

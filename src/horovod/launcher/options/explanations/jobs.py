@@ -68,7 +68,7 @@ EXPLANATIONS_OF_JOBS = (
         _LAUNCHER,
         ("was killed by SIGSEGV", "was killed by SIGABRT", "was killed by SIGBUS", "was killed by SIGILL"),
         "A library, not Python code, made the process end. SIGBUS often means a full /dev/shm, which PyTorch's "
-        "DataLoader uses (Horovod does not); SIGILL means that a library was built for another processor.",
+        "DataLoader uses; SIGILL means that a library was built for another processor.",
         (
             "Set PYTHONFAULTHANDLER=1: it prints where each thread was.",
             "Check /dev/shm: `df -h /dev/shm`.",
@@ -80,7 +80,7 @@ EXPLANATIONS_OF_JOBS = (
         _LAUNCHER,
         ("and not continued",),
         "A signal such as SIGSTOP stopped one rank. The others waited for HOROVOD_FROZEN_TIMEOUT_SECONDS and then "
-        "gave up. For a rank that a debugger has stopped, the other ranks of its host wait. But if it is the lowest "
+        "gave up. If a debugger has stopped a rank, the other ranks of its host wait for it. But if it is the lowest "
         "rank of its host, other hosts take it for lost after HOROVOD_LOST_TIMEOUT_SECONDS.",
         (
             "To suspend a whole job, press Ctrl-Z in horovodrun's terminal; `fg` lets it go on.",
@@ -96,7 +96,7 @@ EXPLANATIONS_OF_JOBS = (
         "horovodrun starts one agent on each host; the agent starts and ends the ranks there. This agent was killed "
         "or stopped, or does not answer, so the job was ended.",
         (
-            "To suspend a job, stop horovodrun itself (Ctrl-Z).",
+            "To suspend a job, press Ctrl-Z in horovodrun's terminal.",
             "Check whether the agent reached a limit of the host (memory, number of processes).",
         ),
     ),

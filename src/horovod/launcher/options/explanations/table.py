@@ -29,8 +29,8 @@ EXPLANATIONS = (
         "There are two causes. (1) Horovod does not know the launcher; it knows horovodrun, torchrun, srun, and "
         "mpirun of Open MPI, MPICH and Intel MPI. This is an error, because each process would train a model of its "
         "own. (2) A wrapper (env -i, sudo, su, a container) has dropped the launcher's variables. Then init warns, if "
-        "it finds the launcher among the parent processes, and horovodrun says at its end that no rank has called "
-        "init.",
+        "it finds the launcher among the parent processes, and each process is a job of its own: horovodrun says at "
+        "its end that no rank has called init in this job.",
         (
             "Let wrappers keep the environment: sudo -E, su -m. A container needs every HOROVOD_* variable and "
             "horovodrun's open file descriptors.",
@@ -60,8 +60,9 @@ EXPLANATIONS = (
         _START,
         ("it is another MPI than the launcher's", "but the job was started by the mpirun of"),
         "mpirun or srun started several processes, but the MPI library that mpi4py loads does not understand this "
-        "launcher. With such an MPI, each process sees only itself, or MPI_Init ends the process. If the variables of "
-        "mpirun show the difference, Horovod avoids this MPI, and there is no error unless data is to go through MPI.",
+        "launcher. With such an MPI, each process sees only itself, or MPI_Init ends the process. If mpirun's "
+        "environment variables show that the MPIs differ, Horovod does not use mpi4py. Then there is an error only if "
+        "data is to go through MPI.",
         (
             "Start the job with the mpirun of the MPI that mpi4py uses; the message names that MPI.",
             "Install mpi4py for the launcher's MPI. With srun, `srun --mpi=list` shows what Slurm supports: Open MPI "
@@ -301,9 +302,9 @@ EXPLANATIONS = (
         "a warning on rank 0's stderr",
         ("stall: ...",),
         "An operation starts when all members have called it. Here some ranks have waited for a long time. The report "
-        "names the tensors, the missing ranks, and where each missing rank stands in its script. The job keeps "
-        "waiting: a rank may just be slow. Ranks that wait for each other in different calls are reported after ten "
-        "seconds. If none of them can go on, the job ends (`horovodrun --explain deadlock`).",
+        "names the tensors, the missing ranks, and the line of the script at which the first four missing ranks are. "
+        "The job keeps waiting: a rank may just be slow. Ranks that wait for each other in different calls are "
+        "reported after ten seconds. If none of them can go on, the job ends (`horovodrun --explain deadlock`).",
         (
             "Read the stack of the missing rank: it shows what that rank does instead.",
             "Look for a branch on hvd.rank(): a collective inside `if hvd.rank() == 0:` is never called by the others.",
@@ -318,11 +319,11 @@ EXPLANATIONS = (
         "DeadlockError (an AbortedError); UnknownError in TensorFlow",
         ("wait for each other in different calls, and none of them can go on",),
         "Each of these ranks waits for an operation that another of them has not called. No other thread can make the "
-        "missing call. The stall report, which shows where each rank is, comes after ten seconds, or after "
-        "HOROVOD_STALL_CHECK_TIME_SECONDS if this is shorter. The job ends at most two seconds later. "
-        "HOROVOD_STALL_CHECK_DISABLE=1 or HOROVOD_STALL_CHECK_TIME_SECONDS=0 turns off both the report and this end "
-        "of the job. If a rank has another Python thread, or has used compiled operations, it could still go on: the "
-        "job keeps waiting. An elastic job ends as well, because the calls would differ again.",
+        "missing call. The stall report, which shows where the first four ranks are, comes after ten seconds, or "
+        "after HOROVOD_STALL_CHECK_TIME_SECONDS if this is shorter. The job ends at most two seconds later. "
+        "HOROVOD_STALL_CHECK_DISABLE=1 or HOROVOD_STALL_CHECK_TIME_SECONDS=0 turns off the report; the job then is "
+        "not ended either. If a rank has another Python thread, or has used compiled operations, it could still go "
+        "on: the job keeps waiting. An elastic job ends as well, because the calls would differ again.",
         (
             "Compare the calls in the message: blocking calls (those without `_async`) must come in the same order on "
             "all ranks.",
