@@ -71,7 +71,7 @@ def test_a_late_rank_costs_what_compiled_functions_wait(world: World) -> None:
         return after["framework_waits"], lost(after) - before
 
     (is_waited_for, waits_s), (_, late_s) = world.run(run)
-    assert is_waited_for and waits_s > 0.3 > late_s
+    assert is_waited_for and waits_s > max(0.2, late_s)
 
 
 def test_an_operation_runs_even_if_its_result_is_not_used(world: World) -> None:

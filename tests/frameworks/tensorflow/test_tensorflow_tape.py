@@ -150,4 +150,4 @@ def test_a_late_rank_costs_what_a_function_waits_though_the_script_waits_too(wor
         return after["framework_waits"], lost(after) - before
 
     (is_waited_for, waits_s), (_, late_s), *_ = world.run(run)
-    assert is_waited_for and waits_s > 0.3 > late_s
+    assert is_waited_for and waits_s > max(0.2, late_s)

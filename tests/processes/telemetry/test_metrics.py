@@ -100,9 +100,10 @@ def test_each_rank_serves_what_it_has_counted_and_for_whom_it_has_waited() -> No
             assert value(seen, "horovod_world_size") == value(seen, "horovod_local_size") == 2
             assert value(seen, "horovod_running") == 1 and value(seen, "horovod_in_flight_calls") == 0
             assert value(seen, "horovod_rank_info", local_rank=str(rank), transport="shm") == 1
-        assert value(first, "horovod_late_rank_waits_total", late_rank="1") >= STEPS - 1
-        assert value(first, "horovod_late_rank_wait_seconds_total", late_rank="1") > (STEPS - 1) * LATE_S
-        assert value(first, "horovod_blocked_for_ranks_seconds_total") > (STEPS - 1) * LATE_S
+        # On a busy machine rank 0 may be late itself.
+        assert value(first, "horovod_late_rank_waits_total", late_rank="1") > STEPS / 2
+        assert value(first, "horovod_late_rank_wait_seconds_total", late_rank="1") > STEPS / 2 * LATE_S
+        assert value(first, "horovod_blocked_for_ranks_seconds_total") > STEPS / 2 * LATE_S
         # What it served is in hvd.statistics(), too.
         world.run(train)
         assert value(scrape(port), "horovod_tensors_total") == 2 * STEPS
