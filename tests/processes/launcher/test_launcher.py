@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from support.jobs import Job, abreast, python, run_job
+from support.jobs import TIMEOUT_S, Job, abreast, python, run_job
 
 from horovod.launcher.host.lines import GREETING, MAX_LINE_BYTES, line
 from horovod.launcher.placement.base import AGENT_COMMAND
@@ -145,6 +145,26 @@ def test_a_job_inside_of_an_elastic_one_is_not_of_it(tmp_path: Path) -> None:
     env = {"HOROVOD_ELASTIC": "1", "HOROVOD_ELASTIC_WORKER": "0", "HOROVOD_ELASTIC_JOINS": "1"}
     code = "print([name for name in os.environ if 'ELASTIC' in name])"
     assert run_job(tmp_path, "-np", "1", python(code), env=env).stdout == "[0]<stdout>:[]\n"
+
+
+def test_an_agent_whose_events_have_no_reader_says_that_the_launcher_is_gone(tmp_path: Path) -> None:
+    """Even if the pipe of its orders is still open: a killed launcher closes one before the other."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    agent = subprocess.Popen(
+        AGENT_COMMAND,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TMPDIR": str(tmp_path)},
+        stdin=subprocess.PIPE,
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(writer)
+    with agent:
+        assert agent.wait(TIMEOUT_S) == 0 and agent.stdin is not None and agent.stderr is not None
+        assert agent.stderr.read() == (
+            f"horovodrun: the launcher (process {os.getpid()}) was killed; all ranks have been ended\n"
+        )
 
 
 def test_an_agent_takes_an_order_of_any_length(tmp_path: Path) -> None:

@@ -173,11 +173,7 @@ class Agent:
             return
         if not data:
             self._selector.unregister(descriptor)
-            if self._keeper is not None and os.getppid() != self._launcher:
-                self._is_told_to_end(signal.SIGTERM)  # sshd has closed the pipe, because the keeper is gone
-                return
-            self._launcher_gone = True  # it does not close the pipe before it has ended this process, or heard `done`
-            self._end_without_launcher()
+            self._on_closed_pipe()
             return
         try:
             orders = self._lines.feed(data)
@@ -188,6 +184,13 @@ class Agent:
             return
         for order in orders:
             self._obey(order)
+
+    def _on_closed_pipe(self) -> None:
+        if self._keeper is not None and os.getppid() != self._launcher:
+            self._is_told_to_end(signal.SIGTERM)  # sshd has closed the pipe, because the keeper is gone
+            return
+        self._launcher_gone = True  # it does not close a pipe before it has ended this process, or heard `done`
+        self._end_without_launcher()
 
     def _obey(self, order: dict[str, Any]) -> None:
         match order["order"]:
@@ -454,9 +457,9 @@ class Agent:
             except OSError as error:
                 if error.errno != errno.EPIPE:
                     raise
-                self._events = -1  # the launcher is gone; the end of stdin says so too
+                self._events = -1
                 self._unsent.clear()
-                self._end_without_launcher()
+                self._on_closed_pipe()  # the last rank may end before the other pipe is looked at
         self._watch_events(bool(self._unsent) and self._events >= 0)
         self._read_ranks(len(self._unsent) < _BACKLOG_BYTES)
 
