@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def open_files(process: str | Path = "/proc/self") -> list[str]:
-    """Of a process in /proc, by descriptor: a path, `socket:[INODE]` or `anon_inode:[pidfd]` each."""
+    """What the process has open: paths, `socket:[INODE]`, `anon_inode:[pidfd]`. `process`: its folder in /proc."""
     found = []
     for descriptor in os.scandir(Path(process) / "fd"):
         with contextlib.suppress(FileNotFoundError):  # it has just been closed

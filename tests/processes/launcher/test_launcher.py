@@ -150,21 +150,16 @@ def test_a_job_inside_of_an_elastic_one_is_not_of_it(tmp_path: Path) -> None:
 def test_an_agent_whose_events_have_no_reader_says_that_the_launcher_is_gone(tmp_path: Path) -> None:
     """Even if the pipe of its orders is still open: a killed launcher closes one before the other."""
     reader, writer = os.pipe()
+    orders, kept_open = os.pipe()
     os.close(reader)
-    agent = subprocess.Popen(
-        AGENT_COMMAND,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TMPDIR": str(tmp_path)},
-        stdin=subprocess.PIPE,
-        stdout=writer,
-        stderr=subprocess.PIPE,
-        text=True,
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        AGENT_COMMAND, env=env, stdin=orders, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=TIMEOUT_S
     )
-    os.close(writer)
-    with agent:
-        assert agent.wait(TIMEOUT_S) == 0 and agent.stdin is not None and agent.stderr is not None
-        assert agent.stderr.read() == (
-            f"horovodrun: the launcher (process {os.getpid()}) was killed; all ranks have been ended\n"
-        )
+    for descriptor in (writer, orders, kept_open):
+        os.close(descriptor)
+    text = f"horovodrun: the launcher (process {os.getpid()}) was killed; all ranks have been ended\n"
+    assert (done.returncode, done.stderr) == (0, text)
 
 
 def test_an_agent_takes_an_order_of_any_length(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from __future__ import annotations
 import codecs
 import contextlib
 import dataclasses
-import errno
 import os
 import selectors
 import signal
@@ -188,9 +187,9 @@ class Agent:
     def _on_closed_pipe(self) -> None:
         if self._keeper is not None and os.getppid() != self._launcher:
             self._is_told_to_end(signal.SIGTERM)  # sshd has closed the pipe, because the keeper is gone
-            return
-        self._launcher_gone = True  # it does not close a pipe before it has ended this process, or heard `done`
-        self._end_without_launcher()
+        else:
+            self._launcher_gone = True  # it does not close a pipe before it has ended this process, or heard `done`
+            self._end_without_launcher()
 
     def _obey(self, order: dict[str, Any]) -> None:
         match order["order"]:
@@ -454,9 +453,7 @@ class Agent:
                 del self._unsent[: os.write(self._events, self._unsent)]
             except BlockingIOError:
                 break
-            except OSError as error:
-                if error.errno != errno.EPIPE:
-                    raise
+            except BrokenPipeError:
                 self._events = -1
                 self._unsent.clear()
                 self._on_closed_pipe()  # the last rank may end before the other pipe is looked at
