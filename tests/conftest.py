@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import hypothesis
 import pytest
+from support import processor_time
 from support.extent import THOROUGH
 from support.world import WorldPool, living
 
@@ -32,7 +33,8 @@ hypothesis.settings.load_profile("horovod")
 not_run: list[tuple[str, str]] = []  # (test, reason)
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(processor_time.plugin)
     # A shell has what it starts in the background ignore these, which jobs would inherit, and honour.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)

@@ -29,7 +29,7 @@ import sys
 from collections.abc import Mapping
 
 from horovod.launcher.host.processes import die_with_parent
-from support import rank_main
+from support import processor_time, rank_main
 
 _IMPORT_VARIABLES = ("TF_", "KERAS_", "JAX_", "CUDA_", "OMP_", "XLA_")
 _START_TIMEOUT_S = 110.0
@@ -90,7 +90,8 @@ class ForkServer:
         seen = {key: value for key, value in environment.items() if key.startswith(_IMPORT_VARIABLES)}
         key = tuple(sorted(seen.items()))
         if key not in cls._servers:
-            cls._servers[key] = cls(environment)
+            with processor_time.shared():
+                cls._servers[key] = cls(environment)
         return cls._servers[key]
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -106,6 +107,12 @@ class ForkServer:
         )
         theirs.close()
         self._socket.settimeout(_START_TIMEOUT_S)
+        self._answer()  # it has imported all
+
+    def _answer(self) -> str:
+        answer = self._socket.recv(64)
+        assert answer, f"the fork server ended with code {self._process.wait()}"
+        return answer.decode()
 
     def fork(self, environment: Mapping[str, str], connection: int, output: int) -> ForkedProcess:
         """Starts a rank (rank_main.py) with this environment, pipe and output. Blocks until it has been forked."""
@@ -117,9 +124,7 @@ class ForkServer:
         finally:
             os.close(writer)
             os.close(environment_file)
-        answer = self._socket.recv(64)
-        assert answer, f"the fork server ended with code {self._process.wait()}"
-        return ForkedProcess(int(answer), reader)
+        return ForkedProcess(int(self._answer()), reader)
 
 
 @dataclasses.dataclass
@@ -200,6 +205,7 @@ def main() -> None:
     assert started == 0, f"importing {names} has started {started} threads, which a fork would lose"
     server = os.getpid()
     gc.freeze()  # a collection in a rank would touch, and so copy, every page
+    channel.send(b"ready")
     rank = _serve(channel)
     if rank is not None:
         _become(rank, server)

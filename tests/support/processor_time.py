@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processor seconds of each test: of this process, and of all processes that it has started.
+
+What tests share (a fork server's imports) is charged to no test: `shared()` takes it out. A test's worlds are charged
+to the test that starts them. With HVD_PROCESSOR_TIME=FILE a JSON file has the figures, for tools/dearest.
+
+A daemon that has left its parent is not seen: Spark's and Ray's tests cost more than is said here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+LIMIT_S = 2.0  # of a test without the mark `slow`, on a machine that does nothing else
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_SHORT_S = 0.05  # a test as short as this is not looked into: the next one is charged with it
+
+
+def of_tree(pid: int) -> float:
+    """Processor seconds of a process and its descendants, also of those that it has waited for."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        children = [
+            child for task in os.listdir(f"/proc/{pid}/task") for child in Path(f"/proc/{pid}/task/{task}/children").read_text().split()
+        ]
+    except OSError:  # it has ended
+        return 0.0
+    return sum(map(int, fields[11:15])) / _TICKS_PER_S + sum(of_tree(int(child)) for child in children)
+
+
+class ProcessorTime:
+    """A plugin of pytest."""
+
+    def __init__(self, file: str | None) -> None:
+        self._file = file
+        self._tests: dict[str, tuple[float, str | None]] = {}  # by name: seconds, and why it is slow
+        self._shared_s = 0.0
+        self._begin_s = self._seen_s = of_tree(os.getpid())
+        self._seen_at = time.monotonic()
+        self._collected_s = 0.0
+
+    def _used(self) -> float:
+        """Since the last call, without what tests share."""
+        now_s = of_tree(os.getpid()) - self._shared_s
+        used_s, self._seen_s, self._seen_at = now_s - self._seen_s, now_s, time.monotonic()
+        return used_s
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[None]:
+        """What is used in the block is charged to no test."""
+        before_s = of_tree(os.getpid())
+        yield
+        self._shared_s += of_tree(os.getpid()) - before_s
+
+    def pytest_collection_finish(self) -> None:
+        self._collected_s = self._used()
+
+    @pytest.hookimpl(hookwrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        yield
+        if time.monotonic() - self._seen_at > _SHORT_S:
+            mark = item.get_closest_marker("slow")
+            self._tests[item.nodeid] = (self._used(), str(mark.args[0]) if mark and mark.args else None)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_unconfigure(self) -> None:
+        if self._file is None:
+            return
+        report = {
+            "tests": {name: {"seconds": round(seconds, 2), "slow": why} for name, (seconds, why) in self._tests.items()},
+            "collected": round(self._collected_s, 2),
+            "shared": round(self._shared_s, 2),
+            "all": round(of_tree(os.getpid()), 2),
+        }
+        Path(self._file).parent.mkdir(parents=True, exist_ok=True)
+        Path(self._file).write_text(json.dumps(report, indent=1))
+
+
+plugin = ProcessorTime(os.environ.get("HVD_PROCESSOR_TIME"))
+shared = plugin.shared
