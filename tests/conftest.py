@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 from support import processor_time
-from support.extent import THOROUGH
+from support.extent import THOROUGH, repeats
 from support.world import WorldPool, living
 
 STACKS_BEFORE_LIMIT_S = 5.0
@@ -40,7 +40,11 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
+@pytest.hookimpl(tryfirst=True)  # before the tests are chosen by their marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if repeats(item):
+            item.add_marker("check")
     if THOROUGH:
         return
     later = [item for item in items if item.get_closest_marker("thorough")]

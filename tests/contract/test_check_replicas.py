@@ -151,6 +151,7 @@ def test_pytorchs_optimizer_state_is_compared_by_the_call_and_if_asked_before_st
         assert first[3].startswith("2: before step 3 of the optimizer that updates `bias`, the ranks differ in `")
 
 
+@pytest.mark.check
 def test_jax_names_the_leaf_of_parameters_and_of_the_state(worlds: WorldPool) -> None:
     def run() -> list[str]:
         import jax
@@ -180,6 +181,7 @@ def test_jax_names_the_leaf_of_parameters_and_of_the_state(worlds: WorldPool) ->
     assert worlds(2, SHM).run(run) == [expected, expected]
 
 
+@pytest.mark.check
 def test_tensorflow_and_keras_compare_models_and_their_optimizers(worlds: WorldPool) -> None:
     def run() -> list[str]:
         import keras

@@ -164,6 +164,7 @@ def execute(program: list[Step], orders: list[int], pauses: list[float]) -> list
     return wrong
 
 
+@pytest.mark.slow("40 random programs in six worlds")
 @pytest.mark.timeout(1200)
 @settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(programs())

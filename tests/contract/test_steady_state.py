@@ -140,6 +140,7 @@ def test_steps_that_deviate_have_right_results(worlds: WorldPool, size: int, tra
             assert sent == 0, f"{sent} messages after it was steady again"
 
 
+@pytest.mark.slow("every deviation in every step")
 @pytest.mark.parametrize(("size", "transport"), [(2, "shm"), (4, "shm"), (3, "tcp"), (4, "2+2")])
 def test_steps_with_every_deviation_have_right_results(worlds: WorldPool, size: int, transport: str) -> None:
     """A tensor missing, one new, one reshaped, another order on every rank, a rank that is late with one, and a rank

@@ -2,7 +2,8 @@
 """Processor seconds of each test: of this process, and of all processes that it has started.
 
 What tests share (a fork server's imports) is charged to no test: `shared()` takes it out. A test's worlds are charged
-to the test that starts them. With HVD_PROCESSOR_TIME=FILE a JSON file has the figures, for tools/dearest.
+to the test that starts them. HVD_PROCESSOR_TIME, which tools/step sets, names a file for the figures, which
+tools/processor-time shows.
 
 A daemon that has left its parent is not seen: Spark's and Ray's tests cost more than is said here.
 """
@@ -18,21 +19,21 @@ from pathlib import Path
 
 import pytest
 
-LIMIT_S = 2.0  # of a test without the mark `slow`, on a machine that does nothing else
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _SHORT_S = 0.05  # a test as short as this is not looked into: the next one is charged with it
 
 
 def of_tree(pid: int) -> float:
     """Processor seconds of a process and its descendants, also of those that it has waited for."""
-    try:
+    used_s = 0.0
+    children: list[str] = []
+    with contextlib.suppress(OSError):  # it has ended
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        children = [
-            child for task in os.listdir(f"/proc/{pid}/task") for child in Path(f"/proc/{pid}/task/{task}/children").read_text().split()
-        ]
-    except OSError:  # it has ended
-        return 0.0
-    return sum(map(int, fields[11:15])) / _TICKS_PER_S + sum(of_tree(int(child)) for child in children)
+        used_s = sum(map(int, fields[11:15])) / _TICKS_PER_S
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError):  # a thread that has ended
+                children += Path(f"/proc/{pid}/task/{task}/children").read_text().split()
+    return used_s + sum(of_tree(int(child)) for child in children)
 
 
 class ProcessorTime:
@@ -74,7 +75,9 @@ class ProcessorTime:
         if self._file is None:
             return
         report = {
-            "tests": {name: {"seconds": round(seconds, 2), "slow": why} for name, (seconds, why) in self._tests.items()},
+            "tests": {
+                name: {"seconds": round(seconds, 2), "slow": why} for name, (seconds, why) in self._tests.items()
+            },
             "collected": round(self._collected_s, 2),
             "shared": round(self._shared_s, 2),
             "all": round(of_tree(os.getpid()), 2),
@@ -83,5 +86,5 @@ class ProcessorTime:
         Path(self._file).write_text(json.dumps(report, indent=1))
 
 
-plugin = ProcessorTime(os.environ.get("HVD_PROCESSOR_TIME"))
+plugin = ProcessorTime(os.environ.pop("HVD_PROCESSOR_TIME", None))  # tests may run pytest themselves
 shared = plugin.shared

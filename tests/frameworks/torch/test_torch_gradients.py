@@ -361,6 +361,7 @@ def test_a_sparse_call_that_is_wrong_on_one_rank_fails_on_all(worlds: WorldPool)
             assert part in text and "rank 1" in text, text
 
 
+@pytest.mark.slow("each operation with complex numbers")
 def test_operations_on_complex_tensors_have_gradients_and_complex_parameters_train(worlds: WorldPool) -> None:
     def run(compiled: bool) -> list[list[complex]]:
         import horovod.torch as hvd

@@ -203,6 +203,7 @@ def reduce_among_many() -> tuple[float, float, int]:
     return int(small[0]), float(large.max()), len(rows)
 
 
+@pytest.mark.slow("32 ranks")
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("ranks", "transport"), [(32, "shm"), later(64, "shm"), later(64, "tcp")])

@@ -12,6 +12,7 @@ import pytest
 from support.jobs import Job, run_job
 
 
+@pytest.mark.slow("all drills")
 def test_the_drills_of_a_healthy_machine_hold(tmp_path: Path) -> None:
     done = run_job(tmp_path, "--drill", "-np", "2", "-prefix-timestamp")
     assert done.code == 0, done

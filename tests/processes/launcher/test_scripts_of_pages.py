@@ -23,7 +23,7 @@ WITH_SCRIPTS = {
 # tests/frameworks/mxnet/test_mxnet_examples.py and tests/schedulers, for environments of their own.
 ELSEWHERE = {"docs/frameworks/mxnet.md", "docs/lightning.md"}
 ELSEWHERE |= {"docs/ray.md", "docs/spark.md", "docs/spark-estimators.md"}
-DAILY = {"README.md", "docs/frameworks/numpy.md"}
+DAILY = [pytest.param("README.md", marks=pytest.mark.slow("scripts in PyTorch")), "docs/frameworks/numpy.md"]
 _FRACTION = re.compile(r"\d+\.\d+")
 
 
@@ -32,7 +32,9 @@ def test_the_pages_with_whole_scripts_are_those_that_run_here() -> None:
     assert {str(page.relative_to(ROOT)) for page in PAGES if scripts_of(page)} == WITH_SCRIPTS | ELSEWHERE
 
 
-@pytest.mark.parametrize("page", [page if page in DAILY else later(page) for page in sorted(WITH_SCRIPTS)])
+@pytest.mark.parametrize(
+    "page", [*DAILY, *map(later, sorted(WITH_SCRIPTS - {"README.md", "docs/frameworks/numpy.md"}))]
+)
 def test_a_script_runs_and_prints_what_its_page_shows(tmp_path: Path, page: str) -> None:
     for script in scripts_of(ROOT / page):
         for framework in ("torch", "jax", "optax"):

@@ -62,6 +62,7 @@ def many(directory: Path) -> list[str]:
     return ["-np", str(len(names)), "--hostfile", "hosts", "--network-interface", "lo"]
 
 
+@pytest.mark.slow("an agent for each of many hosts")
 def test_many_hosts_are_all_started(tmp_path: Path) -> None:
     done = run_job(tmp_path, many(tmp_path), "sh", "-c", "echo $HOROVOD_HOSTNAME", env=fake(tmp_path))
     assert done.code == 0, done

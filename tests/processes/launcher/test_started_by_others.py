@@ -28,6 +28,7 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
     made.assert_nothing_is_left()
 
 
+@pytest.mark.slow("two jobs in PyTorch")
 def test_two_jobs_at_a_time_find_their_own_ranks(folder: Folder) -> None:
     results = [folder.new(), folder.new()]
     jobs = [srun(folder, [str(folder.started), str(one)]) for one in results]
@@ -288,6 +289,7 @@ def test_a_script_is_told_once_that_mpi4py_knows_no_other_rank_under_horovodrun(
     assert "hint: horovodrun --mpi does" in done.stderr
 
 
+@pytest.mark.slow("torchrun and its ranks import PyTorch")
 def test_torchrun_starts_a_world(folder: Folder) -> None:
     pytest.importorskip("torch", reason="not run: torch is not installed")
     results = folder.new()

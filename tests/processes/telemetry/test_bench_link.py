@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
 from support.jobs import Done, run_job
 
 from horovod.simulate.links import link_of
@@ -16,6 +17,7 @@ def measure(folder: Path, *flags: str) -> Done:
     return run_job(folder, "-np", "2", "-H", "localhost:1,127.0.0.1:1", bench)
 
 
+@pytest.mark.slow("measures a link")
 def test_the_file_has_the_measured_rate_if_a_lower_one_is_given(tmp_path: Path) -> None:
     done = measure(tmp_path, "--gbit", "0.001")
     assert done.code == 0, done

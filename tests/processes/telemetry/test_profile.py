@@ -46,6 +46,7 @@ def script(steps: int, passes: int = 1) -> list[str]:
 
 
 # The profile of TensorFlow is one of two ranks.
+@pytest.mark.slow("trains in PyTorch, and forecasts")
 @pytest.mark.parametrize(("ranks", "passes"), [(1, 2), later(2, 1)])
 def test_a_job_leaves_a_profile_that_can_be_forecast(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], ranks: int, passes: int
@@ -90,6 +91,7 @@ def test_a_job_that_leaves_no_profile_says_so(tmp_path: Path) -> None:
     assert NONE_WRITTEN in done.stderr
 
 
+@pytest.mark.slow("two jobs in PyTorch")
 def test_a_script_that_reduces_by_plain_allreduce_is_told_what_is_recorded(tmp_path: Path) -> None:
     flags = ["-np", "2", "--profile", "profile.json", "--report", "report"]
     done = run_job(tmp_path, *flags, python(PLAIN), env=environment(tmp_path))
@@ -98,6 +100,7 @@ def test_a_script_that_reduces_by_plain_allreduce_is_told_what_is_recorded(tmp_p
     assert NONE_WRITTEN in done.stderr and "31" not in done.stderr
 
 
+@pytest.mark.slow("jobs in PyTorch")
 def test_a_profile_that_cannot_be_written_has_one_cause_and_leaves_the_exit_code(tmp_path: Path) -> None:
     removed = python("import os; os.rmdir('gone')\n" + TRAIN.replace("STEPS", "35").replace("PASSES", "1"))
     (tmp_path / "gone").mkdir()
@@ -107,6 +110,7 @@ def test_a_profile_that_cannot_be_written_has_one_cause_and_leaves_the_exit_code
     assert end in done.stderr and "31" not in done.stderr and "DistributedOptimizer" not in done.stderr
 
 
+@pytest.mark.slow("a job in PyTorch")
 def test_a_job_that_is_ended_by_ctrl_c_leaves_what_it_has(tmp_path: Path) -> None:
     endless = python(TRAIN.replace("STEPS", "10**9").replace("PASSES", "1").replace("    optimizer.step()", SAY_STEP))
     with Job(tmp_path, "-np", "1", "--profile", "profile.json", endless, env=environment(tmp_path)) as job:

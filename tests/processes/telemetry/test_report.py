@@ -82,6 +82,7 @@ def test_a_failure_is_in_the_report_of_all_hosts_that_have_a_part_and_others_are
     assert TOKEN not in everything(tmp_path / "report")
 
 
+@pytest.mark.slow("elastic jobs")
 def test_elastic_and_interrupted_jobs_have_reports_too(tmp_path: Path) -> None:
     code = TRAIN.replace("horovod.core as hvd", "horovod.torch as hvd, torch").replace("np.ones", "torch.ones")
     code += "hvd.stop_timeline()\nready()\nwhile True: signal.pause()"

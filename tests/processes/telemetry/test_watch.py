@@ -53,6 +53,7 @@ def terminal(
     os.close(ours)
 
 
+@pytest.mark.slow("a job that others watch")
 def test_a_running_job_is_listed_shown_and_judged(tmp_path: Path) -> None:
     command, enough = script(tmp_path, "listed")
     with Job(tmp_path, "-np", "3", "--summary", command) as job:
@@ -98,6 +99,7 @@ def test_ranks_of_mpirun_can_be_seen(tmp_path: Path) -> None:
         assert job.wait(TIMEOUT_S) == 0
 
 
+@pytest.mark.slow("an elastic job beside horovodrun top")
 def test_an_elastic_job_is_seen_while_it_loses_a_worker(tmp_path: Path) -> None:
     mark = f"MARK=elastic-{os.getpid()}"
     with ElasticJob(tmp_path, "-np", "3", "--min-np", "2", "--summary", "env", mark) as job:

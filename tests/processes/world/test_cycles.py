@@ -80,6 +80,7 @@ def run_cycles(cycles: int, end: str) -> dict[str, Any]:
     return {"before": before, "after": held(), "memory": [*memory, held_kib()]}
 
 
+@pytest.mark.slow("many generations")
 @pytest.mark.parametrize("end", ["shutdown", "abort", "mismatch"])
 @pytest.mark.parametrize("transport", ["shm", later("tcp")])
 def test_many_generations_leave_nothing_behind(transport: str, end: str) -> None:

@@ -17,6 +17,7 @@ Power PReLU Python Reduction ReLU Reshape RNN Scale Sigmoid SigmoidCrossEntropyL
 SoftmaxWithLoss Split SPP Swish TanH Threshold Tile WindowData"""
 
 
+@pytest.mark.check
 def test_the_page_lists_every_layer_truthfully() -> None:
     for module in ("torch", "google.protobuf"):
         pytest.importorskip(module, reason=f"not run: {module} is not installed")

@@ -83,6 +83,7 @@ def test_a_job_that_the_input_limits_is_not_counted_but_shown(checks: dict[str, 
     assert "limited by reading the data" in text
 
 
+@pytest.mark.slow("forecasts all published results twice")
 def test_the_command_prints_every_error(capsys: pytest.CaptureFixture[str], checks: dict[str, Check]) -> None:
     assert main(["published"]) == 0
     text = capsys.readouterr().out

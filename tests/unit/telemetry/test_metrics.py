@@ -215,6 +215,7 @@ def lost(given: Any, kept: Any, at: str = "") -> list[str]:
     return [] if given == kept else [f"{at}: {given!r} became {kept!r}"]
 
 
+@pytest.mark.check
 def test_grafana_knows_every_key_of_the_board() -> None:
     """Its schema, from which the package is made, drops what it does not know."""
     plugins = pytest.importorskip("grafana_foundation_sdk.cog.plugins", reason="not run: no grafana-foundation-sdk")
