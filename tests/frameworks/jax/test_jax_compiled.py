@@ -17,15 +17,7 @@ pytest.importorskip("jax", reason="not run: jax is not installed")
 
 @pytest.fixture(scope="module")
 def world(worlds: WorldPool) -> World:
-    world = jax_world(worlds)
-
-    def start() -> None:
-        import horovod.jax as hvd
-
-        hvd.init()
-
-    world.run(start)
-    return world
+    return jax_world(worlds)
 
 
 def test_control_flow_runs_its_operations(world: World) -> None:

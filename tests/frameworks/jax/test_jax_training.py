@@ -18,15 +18,7 @@ pytest.importorskip("optax", reason="not run: optax is not installed")
 
 @pytest.fixture(scope="module")
 def world(worlds: WorldPool) -> World:
-    world = jax_world(worlds)
-
-    def start() -> None:
-        import horovod.jax as hvd
-
-        hvd.init()
-
-    world.run(start)
-    return world
+    return jax_world(worlds)
 
 
 def loss_of(params: Any, inputs: Any, targets: Any) -> Any:
