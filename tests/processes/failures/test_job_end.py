@@ -374,17 +374,23 @@ def test_the_agent_says_that_the_launcher_was_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("last_words", ["sys.exit(3)", "sys.exit(0)"])
-def test_ranks_that_wait_in_init_are_told_of_one_that_is_gone(tmp_path: Path, last_words: str) -> None:
-    code = (
-        f"if rank == 1: ready(); os.read(os.open('go', os.O_RDONLY), 1); {last_words}\n"
-        "import horovod.core as hvd; ready(); hvd.init()"
-    )
-    os.mkfifo(tmp_path / "go")
-    with Job(tmp_path, "-np", "3", "--start-timeout", "100", python(code)) as job:
-        job.wait_ready(3)
-        os.close(os.open(tmp_path / "go", os.O_WRONLY))
-        done = job.wait()
-    assert done.seconds < 90 and done.code != 0
+def test_ranks_that_wait_in_init_say_their_words_about_one_that_is_gone(tmp_path: Path, last_words: str) -> None:
+    code = f"""
+import time
+import horovod.core as hvd
+from horovod.settings import Settings
+from horovod.world.rendezvous import Rendezvous
+from horovod.world.secret import read_secret
+def slowly(*error): time.sleep(2.0); sys.__excepthook__(*error)
+sys.excepthook = slowly
+if rank != 1: hvd.init()
+settings = Settings.from_environment()
+job = Rendezvous(settings.rendezvous_address, settings.rendezvous_port, read_secret(settings.secret_file))
+while job.entered(0) != [0, 2]: time.sleep(0.01)
+{last_words}
+"""
+    done = run_job(tmp_path, "-np", "3", "--start-timeout", "1000", python(code))
+    assert done.code != 0
     how = f"exited with code {last_words[-2]}"
     for rank in (0, 2):
         assert re.search(rf"\[{rank}\].*StartError: rank {rank} cannot go on in init: rank 1 .* {how}", done.stderr)
