@@ -22,7 +22,7 @@ from typing import TypeVar
 
 LIMIT_S = 120.0
 SHARE = 0.03
-_ASK_AGAIN_S = 0.01
+_ASK_AGAIN_S = 0.02
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 T = TypeVar("T")
 

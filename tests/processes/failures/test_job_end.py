@@ -12,12 +12,12 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.extent import SLACK_S
-from support.jobs import TIMEOUT_S, Job, python, run_job
+from support.jobs import Job, python, run_job
+from support.patience import wait_until
 from support.ports import assert_closed
 
 from horovod.launcher.host import processes
@@ -309,7 +309,7 @@ def test_repeated_interrupts_end_a_job_whose_output_nobody_reads(tmp_path: Path)
         job.process.stdout.readline()
         pipe = job.process.stdout.fileno()
         full = fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ) - 4096
-        wait_until(lambda: int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder) >= full, job)
+        wait_until(lambda: int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder) >= full)
         # Again and again, as one does: a signal that comes just before a write blocks is seen with the next one.
         for number in [signal.SIGINT] * 20:
             job.process.send_signal(number)
@@ -355,9 +355,9 @@ def test_a_launcher_that_is_stopped_suspends_its_ranks(tmp_path: Path) -> None:
     with Job(tmp_path, "-np", "2", python(WAIT_FOR_USR1)) as job:
         pids = job.wait_ready(2)
         os.kill(job.process.pid, signal.SIGSTOP)
-        wait_until(lambda: [state(pid) for pid in pids.values()] == ["T", "T"], job)
+        wait_until(lambda: [state(pid) for pid in pids.values()] == ["T", "T"], job.shown)
         os.kill(job.process.pid, signal.SIGCONT)
-        wait_until(lambda: "T" not in [state(pid) for pid in pids.values()], job)
+        wait_until(lambda: "T" not in [state(pid) for pid in pids.values()], job.shown)
         for pid in pids.values():
             os.kill(pid, signal.SIGUSR1)
         done = job.wait()
@@ -397,13 +397,6 @@ while job.entered(0) != [0, 2]: time.sleep(0.01)
     assert f"horovodrun: rank 1 on host localhost {how}" in done.stderr
 
 
-def wait_until(condition: Callable[[], bool], job: Job) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline, job.shown()
-        time.sleep(0.01)
-
-
 def state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
@@ -433,9 +426,9 @@ while True:
     with Job(tmp_path, "-np", "2", python(code)) as job:
         job.wait_ready(2)
         job.process.send_signal(signal.SIGSTOP)
-        wait_until(lambda: not runs(job), job)
+        wait_until(lambda: not runs(job), job.shown)
         job.process.send_signal(signal.SIGCONT)
-        wait_until(lambda: bool(runs(job)), job)
+        wait_until(lambda: bool(runs(job)), job.shown)
         job.process.send_signal(signal.SIGTERM)
         job.wait()
 
@@ -445,7 +438,7 @@ def test_ctrl_z_suspends_the_whole_job_and_fg_continues_it(tmp_path: Path) -> No
         pids = job.wait_ready(2)
         os.killpg(job.process.pid, signal.SIGTSTP)
         assert os.WIFSTOPPED(os.waitpid(job.process.pid, os.WUNTRACED)[1])
-        wait_until(lambda: [state(pid) for pid in pids.values()] == ["T", "T"], job)
+        wait_until(lambda: [state(pid) for pid in pids.values()] == ["T", "T"], job.shown)
         os.kill(job.process.pid, signal.SIGCONT)
         for pid in pids.values():
             os.kill(pid, signal.SIGUSR1)
