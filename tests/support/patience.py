@@ -18,7 +18,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 LIMIT_S = 120.0
 SHARE = 0.03
@@ -82,13 +82,17 @@ def wait_until(condition: Callable[[], T], shown: Callable[[], object] | None = 
     return answer
 
 
-def patiently(ask: Callable[[float], T], limit_s: float = LIMIT_S) -> T:
-    """What `ask(timeout_s)` returns; it is asked again after a timeout, which it raises."""
+def patiently(
+    ask: Callable[[float], T],
+    limit_s: float = LIMIT_S,
+    errors: Any = (TimeoutError, subprocess.TimeoutExpired, queue.Empty),
+) -> T:
+    """What `ask(timeout_s)` returns; it is asked again after one of these errors."""
     patience = Patience(limit_s)
     while True:
         left_s = patience.left_s()
         try:
             return ask(left_s)
-        except (TimeoutError, subprocess.TimeoutExpired, queue.Empty):
+        except errors:
             if not left_s:
                 raise

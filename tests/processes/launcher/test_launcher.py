@@ -439,7 +439,6 @@ def test_an_output_that_takes_nothing_needs_no_traceback(
         cwd=tmp_path,
         stderr=subprocess.PIPE,
         text=True,
-        timeout=60,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
     assert done.returncode == code, done.stderr
