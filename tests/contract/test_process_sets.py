@@ -304,6 +304,7 @@ def test_sets_given_to_init(worlds: WorldPool, framework: str, size: int, transp
     assert worlds(size, {"HOROVOD_TRANSPORT": transport}).run(run, framework) == [True] * size
 
 
+@pytest.mark.thorough
 def test_a_set_of_followers_does_not_wait_until_their_leaders_look_around(worlds: WorldPool) -> None:
     """A leader that sleeps wakes for its followers at once, although it has no part in their set."""
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import os
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.extent import SLACK_S
+from support.patience import patiently, wait_until
 
 RAY = {
     "RAY_AUTH_MODE": "disabled",  # else a token is written into HOME
@@ -58,6 +58,10 @@ def cluster() -> Iterator[str]:
     ):
         for name, value in {**RAY, "HOME": folder}.items():
             patch.setenv(name, value)
+        # Ray gives its raylet 30 s, which is not a setting.
+        get_node = ray._private.services.get_node
+        patient = lambda *given: patiently(lambda _: get_node(*given), errors=RuntimeError)  # noqa: E731
+        patch.setattr(ray._private.services, "get_node", patient)
         context = ray.init(
             num_cpus=4,
             num_gpus=2,
@@ -75,9 +79,8 @@ def leaves_nothing(cluster: str) -> Iterator[None]:
     """No actor that a test has started lives on when it has ended."""
     before = ray_processes()
     yield
-    until = time.monotonic() + SLACK_S
-    while (left := {pid: title for pid, title in ray_processes().items() if pid not in before}) and (
-        time.monotonic() < until
-    ):
-        time.sleep(0.05)
-    assert left == {}
+
+    def left() -> dict[int, str]:
+        return {pid: title for pid, title in ray_processes().items() if pid not in before}
+
+    wait_until(lambda: not left(), left, SLACK_S)

@@ -109,22 +109,22 @@ def actors(cluster: str, leaves_nothing: None, request: pytest.FixtureRequest) -
 
 def test_every_operation_in_a_group_and_in_a_part_of_it(actors: list[Any]) -> None:
     size = len(actors)
-    ray.get([actor.join.remote(size, rank, "all") for rank, actor in enumerate(actors)], timeout=60)
-    seen = ray.get([actor.every_operation.remote("all", "numpy") for actor in actors], timeout=60)
+    ray.get([actor.join.remote(size, rank, "all") for rank, actor in enumerate(actors)])
+    seen = ray.get([actor.every_operation.remote("all", "numpy") for actor in actors])
     assert seen == [expected(rank, size) for rank in range(size)]
     some = [actors[-1], actors[0]]  # not in the order of the world
-    ray.get([actor.join.remote(2, rank, "some") for rank, actor in enumerate(some)], timeout=60)
-    seen = ray.get([actor.every_operation.remote("some", "numpy") for actor in some], timeout=60)
+    ray.get([actor.join.remote(2, rank, "some") for rank, actor in enumerate(some)])
+    seen = ray.get([actor.every_operation.remote("some", "numpy") for actor in some])
     assert seen == [expected(rank, 2) for rank in range(2)]
     # The world ends with the last group, and can be made anew under the same name.
     assert ray.get([actor.leave.remote("some") for actor in some]) == [True, True]
     assert ray.get([actor.leave.remote("all") for actor in actors]) == [False] * size
-    ray.get([actor.join.remote(2, rank, "all") for rank, actor in enumerate(actors[:2])], timeout=60)
+    ray.get([actor.join.remote(2, rank, "all") for rank, actor in enumerate(actors[:2])])
     assert ray.get([actor.leave.remote("all") for actor in actors[:2]]) == [False] * 2
     # As the driver declares it.
     register_collective_backend()
     collective.create_collective_group(actors[:2], 2, [0, 1], backend="hvd", group_name="declared")
-    seen = ray.get([actor.every_operation.remote("declared", "numpy") for actor in actors[:2]], timeout=60)
+    seen = ray.get([actor.every_operation.remote("declared", "numpy") for actor in actors[:2]])
     assert seen == [expected(rank, 2) for rank in range(2)]
     ray.kill(ray.get_actor("info_declared"))  # Ray leaves it
 
@@ -132,12 +132,12 @@ def test_every_operation_in_a_group_and_in_a_part_of_it(actors: list[Any]) -> No
 @pytest.mark.thorough
 @pytest.mark.parametrize("actors", [3], indirect=True)
 def test_every_operation_on_tensors_of_torch(actors: list[Any]) -> None:
-    ray.get([actor.join.remote(3, rank, "torch") for rank, actor in enumerate(actors)], timeout=60)
-    seen = ray.get([actor.every_operation.remote("torch", "torch") for actor in actors], timeout=120)
+    ray.get([actor.join.remote(3, rank, "torch") for rank, actor in enumerate(actors)])
+    seen = ray.get([actor.every_operation.remote("torch", "torch") for actor in actors])
     assert seen == [expected(rank, 3) for rank in range(3)]
     other = Actor.remote()
     with pytest.raises(StartError, match="the actors of this group are in different worlds"):
-        ray.get([other.join.remote(2, 1, "mixed"), actors[0].join.remote(2, 0, "mixed")], timeout=60)
+        ray.get([other.join.remote(2, 1, "mixed"), actors[0].join.remote(2, 0, "mixed")])
     ray.kill(other)
 
 
@@ -199,7 +199,7 @@ def test_a_script_of_the_page_prints_what_it_shows(
     (tmp_path / file).write_text(script.code)
     environment = {**os.environ, "RAY_ADDRESS": cluster, "KERAS_BACKEND": "torch"}
     command = [sys.executable, file]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     shown = [re.sub(r"\d+\.\d+", "0.0", line) for line in done.stdout.splitlines()]
     assert shown[-len(script.printed) :] == [re.sub(r"\d+\.\d+", "0.0", line) for line in script.printed]

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from support.extent import SLACK_S, later
 from support.pages import ROOT, scripts_of
+from support.patience import wait_until
 from support.schedulers import spark as support
 from support.schedulers.spark import (
     Watched,
@@ -48,10 +49,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def nothing_is_left(spark: Any) -> Iterator[None]:
     yield
     assert_nothing_is_left()
-    until = time.monotonic() + SLACK_S
-    while active := spark.sparkContext.statusTracker().getActiveJobsIds():  # Spark notes an end a moment later
-        assert time.monotonic() < until, active
-        time.sleep(0.05)
+    tracker = spark.sparkContext.statusTracker()
+    wait_until(lambda: not tracker.getActiveJobsIds(), tracker.getActiveJobsIds)  # Spark notes an end a moment later
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("horovod")]
     assert not list(Path(spark.conf.get("spark.local.dir")).rglob("horovod-rows-*"))
 

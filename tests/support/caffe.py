@@ -98,16 +98,14 @@ def by_rank(path: Path, count: int, batch: int, ranks: int) -> None:
     records.close()
 
 
-def caffe(
-    *arguments: str, ranks: int = 1, cwd: Path | None = None, timeout_s: float = 240
-) -> subprocess.CompletedProcess[str]:
+def caffe(*arguments: str, ranks: int = 1, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """The command; with several ranks, under horovodrun."""
     command = [sys.executable, "-m", "horovod.caffe", *arguments]
     if ranks > 1:
         command = [sys.executable, "-m", "horovod.launcher", "-np", str(ranks), *command]
     path = os.pathsep.join(filter(None, sys.path))
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, cwd=cwd, env=env)
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env)
 
 
 def losses(log: str) -> list[tuple[int, float]]:

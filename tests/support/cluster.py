@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from support.extent import SLACK_S
+from support.patience import wait_until
 
 __all__ = ["Cluster", "Host", "MakeCluster", "lacking"]
 
@@ -85,10 +86,10 @@ class Host:
         there = ["sh", "-c", 'cd "$0" && exec "$@"', os.fspath(directory), *words]
         return [*self._enter("net", "mount", "uts", "ipc", "pid"), "setpriv", "--pdeathsig", "KILL", "--", *there]
 
-    def run(self, *words: str, timeout_s: float = 60, **options: Any) -> subprocess.CompletedProcess[str]:
+    def run(self, *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
         """Runs it to its end; stdout and stderr are kept as text."""
         options.setdefault("stdin", subprocess.DEVNULL)
-        return subprocess.run(self.command(*words), capture_output=True, text=True, timeout=timeout_s, **options)
+        return subprocess.run(self.command(*words), capture_output=True, text=True, **options)
 
     def popen(self, *words: str, **options: Any) -> subprocess.Popen[Any]:
         return subprocess.Popen(self.command(*words), **options)
@@ -106,10 +107,7 @@ class Host:
 
     def assert_empty(self, within_s: float = 3.0 + SLACK_S) -> None:
         """Nothing that was started here runs any more, or lies in shared memory."""
-        deadline = time.monotonic() + within_s
-        while self.processes() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert not self.processes(), f"left behind on {self.name}: {self.processes()}"
+        wait_until(lambda: not self.processes(), lambda: f"left behind on {self.name}: {self.processes()}", within_s)
         if self.is_on():
             left = self.run("sh", "-c", "ls /dev/shm; ls /tmp | grep ^hvd-").stdout
             assert left == "", f"left behind on {self.name}: {left}"

@@ -27,12 +27,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from multiprocessing.connection import wait
 
 from horovod.launcher.host.processes import die_with_parent
 from support import processor_time, rank_main
+from support.patience import Patience
 
 _IMPORT_VARIABLES = ("TF_", "KERAS_", "JAX_", "CUDA_", "OMP_", "XLA_")
-_START_TIMEOUT_S = 110.0
+_START_TIMEOUT_S = 60.0
 _PRELOADED = {
     # torch._dynamo: a rank's first optimizer would import it, for more than a second.
     "": ("numpy", "torch", "torch._dynamo", "horovod.core", "horovod.torch", "mxnet", "horovod.mxnet"),
@@ -106,12 +108,12 @@ class ForkServer:
             preexec_fn=die_with_parent(),
         )
         theirs.close()
-        self._socket.settimeout(_START_TIMEOUT_S)
         self._answer()  # it has imported all
 
     def _answer(self) -> str:
-        answer = self._socket.recv(64)
-        assert answer, f"the fork server ended with code {self._process.wait()}"
+        is_there = Patience(_START_TIMEOUT_S).ask(lambda left_s: wait([self._socket], left_s))
+        answer = self._socket.recv(64) if is_there else b""
+        assert answer, f"no answer of the fork server, whose exit code is {self._process.poll()}"
         return answer.decode()
 
     def fork(self, environment: Mapping[str, str], connection: int, output: int) -> ForkedProcess:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -370,22 +371,20 @@ class SetModule:
         return call
 
 
+def init_of(framework: str) -> Callable[[], Any]:
+    """What imports it, which takes long, and calls its init: for the ranks of a world, as they start."""
+    return lambda: importlib.import_module(f"horovod.{framework}").init()
+
+
 def tensorflow_world(worlds: WorldPool, size: int = 2, **env: str) -> World:
-    """A world of the pool whose ranks have imported TensorFlow, which takes long, and called init."""
-    world = worlds(size, {**TENSORFLOW_ENV, **env})
-    world.run(_start_tensorflow)
-    return world
+    """A world of the pool whose ranks have imported TensorFlow and called init."""
+    return worlds(size, {**TENSORFLOW_ENV, **env}, init_of("tensorflow"))
 
 
 def jax_world(worlds: WorldPool, size: int = 2, **env: str) -> World:
     """As tensorflow_world, with JAX, which has all dtypes then."""
-    return worlds(size, {**TENSORFLOW_ENV, "KERAS_BACKEND": "jax", "JAX_ENABLE_X64": "1", **env})
-
-
-def _start_tensorflow() -> None:
-    import horovod.tensorflow as hvd
-
-    hvd.init()
+    all_dtypes = {"KERAS_BACKEND": "jax", "JAX_ENABLE_X64": "1"}
+    return worlds(size, {**TENSORFLOW_ENV, **all_dtypes, **env}, init_of("jax"))
 
 
 def load(name: str) -> Any:

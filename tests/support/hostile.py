@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 from horovod.world.channel import Channel, authenticate_client
+from support.patience import LIMIT_S
 
 HALF_A_HANDSHAKE = 68  # the server's nonce and proof: all that a stranger is ever told
 DRIP_S = 1.0
@@ -65,8 +66,8 @@ class Recorder(socket.socket):
 def record(connection: socket.socket, secret: bytes, purpose: str, message: object) -> tuple[bytes, Channel]:
     """What a rank that holds the secret sends: a whole handshake and one message. With the channel, still open."""
     taped = Recorder(connection.family, connection.type, fileno=connection.detach())
-    channel = authenticate_client(taped, secret, purpose, time.monotonic() + 10, "server")
-    channel.send(message, time.monotonic() + 10)
+    channel = authenticate_client(taped, secret, purpose, time.monotonic() + LIMIT_S, "server")
+    channel.send(message, time.monotonic() + LIMIT_S)
     return taped.recorded, channel
 
 

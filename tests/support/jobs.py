@@ -25,9 +25,8 @@ from pathlib import Path
 
 from support.cluster import Host
 from support.extent import SLACK_S
+from support.patience import LIMIT_S, Patience, patiently, wait_until
 
-# What only a hang takes, on a busy machine too.
-TIMEOUT_S = 120.0
 GONE_S = 3.0 + SLACK_S
 
 
@@ -69,10 +68,7 @@ def shared_memory_files() -> set[str]:
 
 def wait_until_shared_memory_is_as(before: set[str]) -> None:
     """Fails if files stay in /dev/shm. Those of other tests, which run at the same time, come and go."""
-    deadline = time.monotonic() + GONE_S
-    while shared_memory_files() - before and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert shared_memory_files() <= before
+    wait_until(lambda: shared_memory_files() <= before, lambda: shared_memory_files() - before, GONE_S)
 
 
 def variable(pid: int, name: str) -> str | None:
@@ -162,10 +158,10 @@ class Job:
 
     def wait_for_line(self, pattern: str, stream: str = "stdout", count: int = 1) -> list[re.Match[str]]:
         """Blocks until `count` lines of the stream have matched; they may come among others. Reads each line once."""
-        deadline = time.monotonic() + TIMEOUT_S
         found: list[re.Match[str]] = []
+        patience = Patience()
         while len(found) < count:
-            may_come = time.monotonic() < deadline and any(reader.is_alive() for reader in self._readers)
+            may_come = any(reader.is_alive() for reader in self._readers) and patience.left_s()
             try:
                 line = self._lines[stream].get(timeout=0.1)
             except queue.Empty:
@@ -179,10 +175,7 @@ class Job:
 
     def wait_for_text(self, pattern: str) -> None:
         """Blocks until that was printed, whenever it was, and on whichever stream."""
-        deadline = time.monotonic() + TIMEOUT_S
-        while not re.search(pattern, self.shown()):
-            assert time.monotonic() < deadline, f"nothing like {pattern!r} came\n{self.shown()}"
-            time.sleep(0.02)
+        wait_until(lambda: re.search(pattern, self.shown()), lambda: f"{pattern!r}\n{self.shown()}")
 
     def wait_ready(self, count: int) -> dict[int, int]:
         """Blocks until `count` ranks said ready(); their pids by rank."""
@@ -190,11 +183,11 @@ class Job:
 
     def wait(self) -> Done:
         try:
-            code = self.process.wait(timeout=TIMEOUT_S)
+            code = patiently(self.process.wait)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"horovodrun did not end\n{self.shown()}") from None
         for reader in self._readers:
-            reader.join(timeout=TIMEOUT_S)
+            reader.join(timeout=LIMIT_S)
         stdout, stderr = ("".join(self._text[stream]) for stream in ("stdout", "stderr"))
         return Done(code, stdout, stderr, time.monotonic() - self._began)
 
@@ -224,10 +217,7 @@ class Job:
         return int(next(filter(None, ports)))
 
     def assert_gone(self, within_s: float = GONE_S) -> None:
-        deadline = time.monotonic() + within_s
-        while self.pids() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert not self.pids(), f"left behind: {self.pids()}"
+        wait_until(lambda: not self.pids(), lambda: f"left behind: {self.pids()}", within_s)
 
     def __enter__(self) -> Job:
         return self
@@ -247,7 +237,7 @@ class Job:
                     os.kill(pid, signal.SIGKILL)
             self.process.wait()
             for reader in filter(threading.Thread.is_alive, self._readers):
-                reader.join(timeout=TIMEOUT_S)
+                reader.join(timeout=LIMIT_S)
             for pipe in (self.process.stdout, self.process.stderr):
                 assert pipe is not None
                 pipe.close()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.frameworks import TENSORFLOW_ENV
+from support.frameworks import TENSORFLOW_ENV, init_of
 from support.world import World, WorldPool
 
 BACKENDS = ["tensorflow", "torch", "jax"]
@@ -23,15 +23,7 @@ def started(
     if legacy and importlib.util.find_spec("tf_keras") is None:
         pytest.skip("not run: tf_keras is not installed")
     env = {**TENSORFLOW_ENV, "KERAS_BACKEND": backend, "TF_USE_LEGACY_KERAS": "1" if legacy else "0"}
-    world = worlds(size, {**env, **variables})
-
-    def start() -> None:
-        import horovod.keras as hvd
-
-        hvd.init()
-
-    world.run(start)
-    return world
+    return worlds(size, {**env, **variables}, init_of("keras"))
 
 
 def data() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

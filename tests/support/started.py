@@ -23,6 +23,7 @@ import pytest
 from support.cluster import Host
 from support.jobs import python, run_job
 from support.pages import job_file_of
+from support.patience import patiently
 from support.scripts.programs import COLLECTIVES, STARTED, TRAINING
 
 __all__ = [
@@ -144,10 +145,10 @@ def srun(
     return started
 
 
-def end_of(processes: Sequence[subprocess.Popen[str]], timeout_s: float = 60) -> list[tuple[int, str]]:
+def end_of(processes: Sequence[subprocess.Popen[str]]) -> list[tuple[int, str]]:
     """The exit code of each, and what it has said."""
     try:
-        said = [process.communicate(timeout=timeout_s) for process in processes]
+        said = [patiently(lambda left_s, one=one: one.communicate(timeout=left_s)) for one in processes]
     finally:
         for process in processes:
             process.kill()

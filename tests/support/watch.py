@@ -7,11 +7,10 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from support.cluster import Host
-from support.jobs import TIMEOUT_S
+from support.patience import wait_until
 
 # Rank 1 is late in a function of its own, until the test says that it has seen enough.
 TRAIN = """
@@ -42,25 +41,21 @@ def look(*words: str, on: Host | None = None) -> str:
     """What horovodrun prints."""
     command = [sys.executable, "-m", "horovod.launcher", *words]
     command = command if on is None else on.command(*command)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+    done = subprocess.run(command, capture_output=True, text=True)
     return done.stdout + done.stderr
 
 
 def id_of(command: str, on: Host | None = None) -> str:
     """The id of the job whose command has these words; other tests' jobs run on this host, too."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while time.monotonic() < deadline:
-        found = re.search(rf"^(\w+) .*{re.escape(command)}", look("jobs", on=on), re.MULTILINE)
-        if found:
-            return found[1]
-        time.sleep(0.2)
-    raise AssertionError(f"no job with {command!r} in\n{look('jobs', on=on)}")
+    pattern = rf"^(\w+) .*{re.escape(command)}"
+    return wait_until(lambda: re.search(pattern, look("jobs", on=on), re.MULTILINE), lambda: look("jobs", on=on))[1]
 
 
 def shown_until(pattern: str, *words: str, on: Host | None = None) -> str:
     """What horovodrun prints, once it matches; blanks and line ends are one blank."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while not re.search(pattern, text := " ".join(look(*words, on=on).split())):
-        assert time.monotonic() < deadline, text
-        time.sleep(0.5)
-    return text
+
+    def matching() -> str:
+        text = " ".join(look(*words, on=on).split())
+        return text if re.search(pattern, text) else ""
+
+    return wait_until(matching, lambda: look(*words, on=on))

@@ -8,11 +8,13 @@
 
 A function runs as fn(*arguments) in every rank, one call at a time; `per_rank=[(...), (...)]` gives each its own
 arguments. It is pickled by value, so lambdas, closures and test modules need not be importable. Every call has a time
-limit; a rank that does not answer is named together with the Python stacks of all ranks, and the world is ended. What a
-rank prints is kept (`world.output(rank)`) and shown with its errors.
+limit, which is renewed while processes work (patience.py); a rank that does not answer is named together with the
+Python stacks of all ranks, and the world is ended. What a rank prints is kept (`world.output(rank)`) and shown with its
+errors.
 
 Session-wide reuse: the fixture `worlds` (conftest.py) is a WorldPool; `worlds(2, {"HOROVOD_TRANSPORT": "tcp"})` starts
-that world once and again only after a test broke it.
+that world once, and the next call again after a test broke it. `worlds(2, start=init)` runs `init` in all ranks, and
+whenever they start again.
 """
 
 from __future__ import annotations
@@ -39,11 +41,11 @@ from horovod.settings import environment_of
 from horovod.world.rendezvous_server import RendezvousServer
 from horovod.world.secret import SecretFile, new_secret
 from support.fork_server import ForkedProcess, ForkServer
+from support.patience import Patience, patiently
 
-# What only a hang takes, on a busy machine too.
-START_TIMEOUT_S = 150.0
+START_TIMEOUT_S = 60.0
 CALL_TIMEOUT_S = 45.0
-STACKS_TIMEOUT_S = 2.0  # of a rank, which may be stopped
+STACKS_TIMEOUT_S = 4.0  # of all ranks: some may be stopped
 MAX_RANKS = 24
 
 
@@ -85,7 +87,7 @@ class Call:
 
     def __init__(self, world: World, timeout_s: float) -> None:
         self._world = world
-        self._deadline = time.monotonic() + timeout_s
+        self.patience = Patience(timeout_s)
         self._outcomes: dict[int, Outcome] = {}
 
     def outcomes(self) -> list[Outcome]:
@@ -93,14 +95,14 @@ class Call:
         world = self._world
         while len(self._outcomes) < world.size:
             open_ranks = {world.connections[rank]: rank for rank in range(world.size) if rank not in self._outcomes}
-            ready = wait(list(open_ranks), timeout=max(0.0, self._deadline - time.monotonic()))
+            ready = self.patience.ask(functools.partial(wait, list(open_ranks)))
             if not ready:
                 late = sorted(open_ranks.values())
                 ended = [(rank, outcome) for rank, outcome in self._outcomes.items() if not outcome.ok]
                 others = "".join(f"--- rank {rank}: {outcome.died or outcome.traceback}" for rank, outcome in ended)
                 stacks = world.stacks()
                 world.end()
-                world.begin_again = True
+                world.renewed = True
                 raise WorldError(f"ranks {late} did not answer in time\n{others}{stacks}")
             for connection in ready:
                 assert isinstance(connection, Connection)
@@ -125,17 +127,25 @@ class World:
         *,
         env_of_rank: Callable[[int], Mapping[str, str]] | None = None,
         hosts: Sequence[Host] | None = None,
+        renewed: bool = False,
     ) -> None:
+        """`renewed`: a call after the one that broke this world starts its ranks again, as it does after a hang."""
         self.size = size
+        self.renewed = renewed
         self._begin = functools.partial(self._start_ranks, env or {}, env_of_rank, hosts or [Host("localhost", size)])
+        self._start: Callable[[], object] | None = None
         self._begin()
+
+    def begin_with(self, start: Callable[[], object]) -> None:
+        """Runs it in all ranks, now and whenever they are started again."""
+        self._start = start
+        self.run(start)
 
     def _start_ranks(
         self, env: Mapping[str, str], env_of_rank: Callable[[int], Mapping[str, str]] | None, hosts: Sequence[Host]
     ) -> None:
         size = self.size
         self.busy = False
-        self.begin_again = False  # a hang has ended the ranks, and others may use this world
         self.processes: list[ForkedProcess] = []
         self.connections: list[Connection] = []
         secret = new_secret()
@@ -162,7 +172,7 @@ class World:
             theirs.close()
             self.connections.append(ours)
         for rank, connection in enumerate(self.connections):
-            if not connection.poll(START_TIMEOUT_S) or self._receive(rank) != b"ready":
+            if not Patience(START_TIMEOUT_S).ask(connection.poll) or self._receive(rank) != b"ready":
                 text = self.output(rank)
                 self.end()
                 raise WorldError(f"rank {rank} did not start:\n{text}")
@@ -174,8 +184,11 @@ class World:
         per_rank: Sequence[tuple[Any, ...]] | None = None,
         timeout_s: float = CALL_TIMEOUT_S,
     ) -> Call:
-        if self.begin_again:
+        if self.renewed and not self.healthy:
+            self.end()
             self._begin()
+            if self._start is not None:
+                self.run(self._start)
         assert not self.busy, "the last call's outcomes have not been taken"
         self.busy = True
         module = sys.modules.get(getattr(function, "__module__", ""))
@@ -223,8 +236,8 @@ class World:
             if process.poll() is None:
                 process.send_signal(signal.SIGUSR2)
         texts = []
+        deadline = time.monotonic() + STACKS_TIMEOUT_S
         for rank, process in enumerate(self.processes):
-            deadline = time.monotonic() + STACKS_TIMEOUT_S
             # faulthandler writes the main thread last, line by line, and how Python itself was started at its end; a
             # rank that is stopped or in the kernel writes nothing.
             while process.poll() is None and time.monotonic() < deadline:
@@ -246,7 +259,7 @@ class World:
     def answer(self, rank: int) -> Outcome:
         payload = self._receive(rank)
         if payload is None:
-            self.processes[rank].wait(timeout=10)
+            patiently(self.processes[rank].wait)
             return Outcome(died=_death(self.processes[rank]))
         kind, content, text = cloudpickle.loads(payload)
         return Outcome(value=content) if kind == "value" else Outcome(error=content, traceback=text)
@@ -267,11 +280,10 @@ class World:
     def close(self, timeout_s: float = 100.0) -> None:
         """Lets the ranks leave in order; one that does not is killed, and named."""
         self.let_go()
-        deadline = time.monotonic() + timeout_s
         hung = []
         for rank, process in enumerate(self.processes):
             try:
-                process.wait(timeout=max(0.0, deadline - time.monotonic()))
+                patiently(process.wait, timeout_s if not hung else 0.0)
             except subprocess.TimeoutExpired:
                 hung.append(rank)
         text = f"ranks {hung} did not leave\n{self.stacks()}" if hung else ""
@@ -308,7 +320,7 @@ class World:
 
 
 class WorldPool:
-    """Worlds by size and environment, started on demand; a broken one is replaced at the next request.
+    """Worlds by size and environment, started on demand, and again by the call after one that broke them.
 
     At most MAX_RANKS processes live at a time: the world that has not been asked for longest makes room for a new one.
     """
@@ -316,15 +328,18 @@ class WorldPool:
     def __init__(self) -> None:
         self._worlds: dict[tuple[int, tuple[tuple[str, str], ...]], World] = {}  # the last used one last
 
-    def __call__(self, size: int, env: Mapping[str, str] | None = None) -> World:
+    def __call__(
+        self, size: int, env: Mapping[str, str] | None = None, start: Callable[[], object] | None = None
+    ) -> World:
+        """`start`: what all ranks run first, also when they are started again."""
         key = (size, tuple(sorted((env or {}).items())))
         world = self._worlds.pop(key, None)
-        if world is not None and not world.healthy:
-            world.end()
-            world = None
-        while world is None and self._worlds and sum(w.size for w in self._worlds.values()) + size > MAX_RANKS:
-            _close([self._worlds.pop(next(iter(self._worlds)))])
-        self._worlds[key] = world or World(size, env)
+        running = [other for other in self._worlds.values() if other in living]
+        while world not in living and running and sum(other.size for other in running) + size > MAX_RANKS:
+            _close([running.pop(0)])
+        self._worlds[key] = world or World(size, env, renewed=True)
+        if start is not None:
+            self._worlds[key].begin_with(start)
         return self._worlds[key]
 
     def close(self) -> None:

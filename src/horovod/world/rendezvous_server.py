@@ -72,6 +72,7 @@ class RendezvousServer:
         self._notices_ends = notices_ends
         self._lock = threading.Lock()  # guards the store and what is below
         self._starting: set[_Connection] = set()  # of ranks that are in init
+        self._unstarted: set[int] = set()  # ranks that have left init without a start
         self._start_is_over = threading.Condition(self._lock)
         self._new: list[Channel] = []
         self._answered: list[_Connection] = []
@@ -141,6 +142,11 @@ class RendezvousServer:
         with self._lock:
             self._store.gone(rank, text)
         self._wake()
+
+    def in_init(self) -> set[int]:
+        """The ranks that are in init, or have left it without a start: these may still be saying why."""
+        with self._lock:
+            return {one.starting.rank for one in self._starting if one.starting is not None} | self._unstarted
 
     def assign(self, places: list[dict[str, Any]]) -> None:
         """Sets the place that each rank is told from now on: see Store.assign."""
@@ -302,6 +308,8 @@ class RendezvousServer:
             if self._notices_ends and not self._closing and connection.starting is not None:
                 self._store.gone(connection.starting.rank, connection.starting.end)
                 self._wake()
+            if connection.starting is not None:
+                self._unstarted.add(connection.starting.rank)
             self._starting.discard(connection)
             self._start_is_over.notify_all()
         self._connections.discard(connection)
@@ -312,6 +320,7 @@ class RendezvousServer:
         """The caller holds the lock."""
         if connection.starting is not None:
             self._starting.add(connection)
+            self._unstarted.discard(connection.starting.rank)
         elif connection in self._starting:
             self._starting.remove(connection)
             self._start_is_over.notify_all()

@@ -25,7 +25,7 @@ def test_no_more_leaves_a_host_than_must(cluster: MakeCluster, tmp_path: Path, s
     launcher = [sys.executable, "-m", "horovod.launcher", "-np", str(sum(slots)), "-H", where]
     program = [sys.executable, "-m", "support.scripts.bytes_between_hosts"]
     env = environment(folder.home, PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
-    done = made.hosts[0].run(*launcher, *program, env=env, timeout_s=120)
+    done = made.hosts[0].run(*launcher, *program, env=env)
     assert done.returncode == 0, done
     by_host = [json.loads(line) for line in re.findall(r"{.*}", done.stdout)]
     assert len(by_host) == len(slots), done

@@ -26,7 +26,7 @@ def test_results_through_mpi_are_those_of_the_reference(cluster: MakeCluster, tm
     folder = Folder(tmp_path)
     env = environment(folder.home, PYTHONPATH=str(ROOT / "tests"), **BY_MPI)
     program = command_line(name, "-m", "support.scripts.contract_rows", *DTYPES)
-    done = made.hosts[0].run(*program, env=env, timeout_s=250)
+    done = made.hosts[0].run(*program, env=env)
     ended = re.findall(r"(\d) of 4 over mpi: \d+ rows", done.stdout)  # lines of ranks may run into each other
     assert (done.returncode, sorted(ended)) == (0, ["0", "1", "2", "3"]), done
     assert "expected" not in done.stdout, done.stdout

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from cluster.failures.test_failures import CHILD, HOSTS, MEET, SOON, SOON_S, TRA
 from support.cluster import Host, MakeCluster
 from support.extent import SLACK_S
 from support.jobs import Job, python
+from support.patience import wait_until
 
 
 def ranks_of(host: Host) -> list[int]:
@@ -50,10 +50,11 @@ def test_a_stopped_horovodrun_suspends_its_own_machine_and_the_others_end(
     with Job(tmp_path, HOSTS, python(CHILD + TRAIN), env=SOON, on=one) as job:
         job.wait_ready(4)
         os.kill(job.launcher(), signal.SIGSTOP)
-        until = time.monotonic() + SOON_S + 4.0 + SLACK_S
-        while ranks_of(two) or {fields_of(pid)[0] for pid in ranks_of(one)} != {"T"}:
-            assert time.monotonic() < until, (ranks_of(two), one.processes())
-            time.sleep(0.02)
+        wait_until(
+            lambda: not ranks_of(two) and {fields_of(pid)[0] for pid in ranks_of(one)} == {"T"},
+            lambda: (ranks_of(two), one.processes()),
+            SOON_S + 4.0 + SLACK_S,
+        )
         assert len(ranks_of(one)) == 2
         os.kill(job.launcher(), then)
         assert_empty_within(6.0, one, two)

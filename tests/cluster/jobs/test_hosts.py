@@ -6,11 +6,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from support.cluster import Host, MakeCluster
-from support.extent import SLACK_S
+from support.patience import patiently, wait_until
 
 
 def test_hosts_reach_each_other_by_ssh_and_share_only_what_is_said(cluster: MakeCluster, tmp_path: Path) -> None:
@@ -49,7 +48,7 @@ def test_a_host_without_power_is_silent(cluster: MakeCluster) -> None:
     while not any("sleep" in command for command in two.processes().values()):
         assert server.poll() is None
     two.power_off()
-    server.wait(timeout=60)
+    patiently(server.wait)
     assert two.processes() == pids == {}
     assert not _answers(one, two)
 
@@ -83,9 +82,7 @@ def test_a_killed_test_leaves_nothing_of_its_hosts(cluster_tools: None, tmp_path
         return found
 
     assert len(spaces) == 3
-    deadline = time.monotonic() + 10 + SLACK_S
-    while inside():
-        assert time.monotonic() < deadline, inside()
+    wait_until(lambda: not inside(), inside)
 
 
 def test_a_machine_without_ipv4_loopback_is_told_so(cluster_tools: None, tmp_path: Path) -> None:

@@ -62,7 +62,6 @@ def call(folder: Path, options: str, on: Host) -> subprocess.CompletedProcess[st
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=120,
         stdin=subprocess.DEVNULL,
     )
 
@@ -121,7 +120,6 @@ def test_other_machines_without_the_secret_get_nothing(cluster: MakeCluster, tmp
                 env={**os.environ, "PYTHONPATH": path},
                 capture_output=True,
                 text=True,
-                timeout=60,
             ).stdout.strip()
             for secret in ("y", "x")
         ]

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import yaml
 from support.cluster import Cluster, MakeCluster
-from support.jobs import TIMEOUT_S
 from support.pages import ROOT, fenced
 from support.schedulers.stand_ins import kubernetes, lsf, pbs
 
@@ -52,7 +51,6 @@ def run(made: Cluster, folder: Path, words: list[str], environment: dict[str, st
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S,
     )
     assert done.returncode == 0, done
     lines = sorted(done.stdout.splitlines(), key=lambda line: int(line[1 : line.index("]")]))

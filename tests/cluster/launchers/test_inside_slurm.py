@@ -7,16 +7,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.cluster import Host, MakeCluster
 from support.elastic import elastic_jobs
-from support.extent import SLACK_S
-from support.jobs import GONE_S, TIMEOUT_S, python
+from support.jobs import GONE_S, python
 from support.pages import ROOT, fenced
+from support.patience import patiently, wait_until
 from support.schedulers import slurm as slurm_support
 from support.schedulers.slurm import Slurm
 
@@ -59,7 +58,7 @@ class Inside:
 
     def run(self, *words: str) -> tuple[int, list[str], str]:
         with self.start(*words) as process:
-            out, err = process.communicate(timeout=TIMEOUT_S)
+            out, err = patiently(lambda left_s: process.communicate(timeout=left_s))
         return process.returncode, sorted(out.splitlines()), err
 
     def own(self, host: Host) -> dict[int, str]:
@@ -68,10 +67,7 @@ class Inside:
         return {pid: command for pid, command in host.processes().items() if not any(one in command for one in daemons)}
 
     def assert_empty(self) -> None:
-        deadline = time.monotonic() + GONE_S
-        while (left := {**self.own(self.one), **self.own(self.two)}) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert left == {}
+        wait_until(lambda: not self.own(self.one) and not self.own(self.two), limit_s=GONE_S)
         for host in (self.one, self.two):
             assert host.run("sh", "-c", "ls /tmp | grep ^hvd-; ls /dev/shm").stdout == ""
 
@@ -138,7 +134,7 @@ def test_the_end_of_a_rank_or_of_the_launcher_ends_all(inside: Inside) -> None:
             read_until(process, "ready", count=4)
             (launcher,) = [pid for pid, command in inside.own(inside.one).items() if is_launcher(command)]
             os.kill(launcher, number)
-            process.communicate(timeout=TIMEOUT_S + SLACK_S)
+            patiently(lambda left_s, process=process: process.communicate(timeout=left_s))
         if (
             number == signal.SIGKILL
         ):  # the allocation ends with it: Slurm kills all of the other node at once, the keeper, too
@@ -152,11 +148,8 @@ def test_scancel_leaves_nothing(inside: Inside) -> None:
     script.write_text('#!/bin/sh\n#SBATCH -N2 --ntasks-per-node=2 --output=out --parsable\nexec "$@"\n')
     code, out, err = inside.run("sbatch", str(script), *HOROVODRUN, *python(WAIT))
     assert code == 0, err
-    deadline = time.monotonic() + TIMEOUT_S
     output = inside.folder / "out"
-    while not output.exists() or output.read_text().count("ready") < 4:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: output.exists() and output.read_text().count("ready") == 4)
     inside.one.run("scancel", out[0], check=True)
     inside.assert_empty()
 
@@ -170,7 +163,7 @@ def test_slurms_signals_reach_the_ranks_of_all_hosts(inside: Inside) -> None:
         inside.one.run("scancel", "--signal=USR1", job, check=True)
         read_until(process, "told", count=4)
         inside.one.run("scancel", job, check=True)
-        out, err = process.communicate(timeout=TIMEOUT_S)
+        out, err = patiently(lambda left_s: process.communicate(timeout=left_s))
     # Once each; an agent of a busy machine may report it more than 2 s later, and its ranks get it again.
     assert out.count("told") <= 2, out + err
     inside.assert_empty()
@@ -190,7 +183,7 @@ def test_an_elastic_job_follows_its_allocation(inside: Inside) -> None:
         inside.one.run("scontrol", "update", f"JobId={job}", "NumNodes=1", check=True)
         read_until(process, "enter ", " 2 ", count=2)
         (inside.folder / "end").touch()
-        out, err = process.communicate(timeout=TIMEOUT_S)
+        out, err = patiently(lambda left_s: process.communicate(timeout=left_s))
     assert process.returncode == 0 and out.count("finished") == 2 and out.count("True") == 2, out + err
     inside.assert_empty()
 

@@ -17,15 +17,7 @@ pytest.importorskip("jax", reason="not run: jax is not installed")
 
 @pytest.fixture(scope="module")
 def world(worlds: WorldPool) -> World:
-    world = jax_world(worlds)
-
-    def start() -> None:
-        import horovod.jax as hvd
-
-        hvd.init()
-
-    world.run(start)
-    return world
+    return jax_world(worlds)
 
 
 def test_control_flow_runs_its_operations(world: World) -> None:
@@ -158,7 +150,7 @@ def test_independent_operations_do_not_wait_for_each_other_on_different_ranks(wo
             seen = compiled(jnp.full((60, 60), 0.01))
             assert [float(each[0]) for each in seen] == [*range(0, 12, 2), *range(20, 32, 2), 40, 42]
 
-    world.run(run, timeout_s=120)
+    world.run(run)
 
 
 def test_what_is_used_anyway_has_no_effect(world: World) -> None:
@@ -387,7 +379,7 @@ def test_ranks_whose_gradients_differ_are_told_by_the_keys_of_the_pytree(world: 
         return str(caught.value)
 
     make, expected, words = TREES[case]
-    for text, keys in zip(world.run(run, make, timeout_s=60), words, strict=True):
+    for text, keys in zip(world.run(run, make), words, strict=True):
         name = r"the ranks disagree about `grouped_allreduce.model/jit__lambda\S*\.0`"
         assert re.search(rf"FAILED_PRECONDITION: {name}; {expected}.*\non this rank, .*{keys}", text, re.DOTALL), text
         assert "\nhint: all ranks must build the same model" in text and text.count("hint:") == 1, text
@@ -474,6 +466,6 @@ def test_what_cannot_be_compiled_on_one_rank_fails_on_the_others(world: World, c
         return str(caught.value)
 
     call, expected = WRONG_ON_ONE_RANK[case]
-    told, own = world.run(run, call, timeout_s=60)
+    told, own = world.run(run, call)
     assert re.search(f"rank 1 could not call .*{expected}", told, re.DOTALL), told
     assert own.startswith("rank 1: ")

@@ -15,15 +15,7 @@ pytest.importorskip("jax", reason="not run: jax is not installed")
 
 @pytest.fixture(scope="module")
 def world(worlds: WorldPool) -> World:
-    world = jax_world(worlds)
-
-    def start() -> None:
-        import horovod.jax as hvd
-
-        hvd.init()
-
-    world.run(start)
-    return world
+    return jax_world(worlds)
 
 
 # name: (a function of (hvd, x) whose gradient is taken, by rank the gradient at x = [1, 2, 3, 4] * (rank + 1))

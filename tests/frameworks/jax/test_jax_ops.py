@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.frameworks import TENSORFLOW_ENV, jax_world
+from support.frameworks import TENSORFLOW_ENV, init_of, jax_world
 from support.world import World, WorldPool
 
 pytest.importorskip("jax", reason="not run: jax is not installed")
@@ -17,23 +17,13 @@ pytest.importorskip("jax", reason="not run: jax is not installed")
 
 @pytest.fixture(scope="module")
 def world(worlds: WorldPool) -> World:
-    return _started(jax_world(worlds))
+    return jax_world(worlds)
 
 
 @pytest.fixture(scope="module")
 def narrow(worlds: WorldPool) -> World:
     """As JAX is by default: without 64 bits."""
-    return _started(worlds(2, {**TENSORFLOW_ENV, "KERAS_BACKEND": "jax"}))
-
-
-def _started(world: World) -> World:
-    def start() -> None:
-        import horovod.jax as hvd
-
-        hvd.init()
-
-    world.run(start)
-    return world
+    return worlds(2, {**TENSORFLOW_ENV, "KERAS_BACKEND": "jax"}, init_of("jax"))
 
 
 def in_both_ways(function: Callable[..., Any], *arguments: Any) -> list[Any]:

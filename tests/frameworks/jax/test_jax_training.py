@@ -18,15 +18,7 @@ pytest.importorskip("optax", reason="not run: optax is not installed")
 
 @pytest.fixture(scope="module")
 def world(worlds: WorldPool) -> World:
-    world = jax_world(worlds)
-
-    def start() -> None:
-        import horovod.jax as hvd
-
-        hvd.init()
-
-    world.run(start)
-    return world
+    return jax_world(worlds)
 
 
 def loss_of(params: Any, inputs: Any, targets: Any) -> Any:
@@ -494,7 +486,7 @@ def test_frameworks_of_a_process_share_one_world(worlds: WorldPool) -> None:
             "initialized": [module.is_initialized() for module in (of_torch, of_tensorflow, of_jax)],
         }
 
-    for results in worlds(2, TENSORFLOW_ENV).run(run, timeout_s=240):
+    for results in worlds(2, TENSORFLOW_ENV).run(run):
         assert results["seen"] == [[1.0 + 2 * step] * 3 for step in range(5)]
         assert results["mixed"] == [0, 1] and results["one engine"]
         assert results["initialized"] == [False] * 3

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from support.frameworks import TENSORFLOW_ENV, tensorflow_world
+from support.patience import patiently
 from support.ports import open_files
 from support.world import World, WorldPool
 
@@ -26,7 +27,6 @@ pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
 COMPUTE_WORKER = "horovod.tensorflow.data.compute_worker"
 
 # Its processes import TensorFlow while the ranks wait for them.
-COMPUTE_JOB_TIMEOUT_S = 150.0
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def compute_job(config: Path, program: str) -> Iterator[subprocess.Popen[str]]:
     finally:
         if job.poll() is None:
             job.terminate()
-        job.communicate(timeout=20)
+        patiently(lambda left_s: job.communicate(timeout=left_s))
 
 
 def test_workers_prepare_the_batches_of_all_ranks_and_end_before_their_dispatcher(world: World, tmp_path: Path) -> None:
@@ -126,8 +126,8 @@ def test_workers_prepare_the_batches_of_all_ranks_and_end_before_their_dispatche
 
     file = tmp_path / "config.json"
     with compute_job(file, SLOW_TO_STOP) as job:
-        results = world.run(run, str(file), timeout_s=COMPUTE_JOB_TIMEOUT_S)
-        output, _ = job.communicate(timeout=COMPUTE_JOB_TIMEOUT_S)
+        results = world.run(run, str(file))
+        output, _ = patiently(lambda left_s: job.communicate(timeout=left_s))
         assert job.returncode == 0, output
     everything = [x * x for x in range(20)]
     for own, _, in_turns, mode in results:
@@ -170,8 +170,8 @@ def test_dispatchers_may_run_in_the_training_ranks(world: World, tmp_path: Path)
 
     file = str(tmp_path / "config.json")
     with World(2, TENSORFLOW_ENV) as workers:
-        job = workers.start(prepare, file, timeout_s=COMPUTE_JOB_TIMEOUT_S)
-        assert world.run(run, file, timeout_s=COMPUTE_JOB_TIMEOUT_S) == [list(range(10))] * 2
+        job = workers.start(prepare, file)
+        assert world.run(run, file) == [list(range(10))] * 2
         assert job.results() == [None, None]
 
 
@@ -260,7 +260,7 @@ def test_a_compute_worker_leaves_the_world_of_a_script_that_has_called_init(tmp_
         return left
 
     with World(1, TENSORFLOW_ENV) as world:
-        assert world.run(run, str(tmp_path / "config.json"), timeout_s=COMPUTE_JOB_TIMEOUT_S) == [[True, False]]
+        assert world.run(run, str(tmp_path / "config.json")) == [[True, False]]
 
 
 def test_workers_that_cannot_be_dealt_evenly_are_refused(tmp_path: Path) -> None:

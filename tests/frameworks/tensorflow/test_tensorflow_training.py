@@ -387,7 +387,6 @@ def test_the_benchmark_of_a_step_runs(tmp_path: Path) -> None:
         env={**os.environ, **TENSORFLOW_ENV, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         capture_output=True,
         text=True,
-        timeout=240,
     )
     assert result.returncode == 0, result.stderr
     (row,) = json.loads(record.read_text())["rows"]

@@ -191,7 +191,7 @@ def test_gradients_are_reduced_while_backward_still_runs(world: World) -> None:
 
         def wait(gradient: Any) -> Any:
             stamp("backward began", gradient)
-            assert was_reduced.wait(timeout=30), "the reduction waits for the backward pass"
+            was_reduced.wait()  # for ever, if the reduction waits for the backward pass
             return stamp("backward ended", gradient)
 
         def note(gradient: Any) -> Any:

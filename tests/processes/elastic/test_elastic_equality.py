@@ -13,7 +13,6 @@ import os
 import re
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +20,8 @@ from typing import NamedTuple
 import pytest
 from support.elastic.elastic_jobs import LEDGER, ElasticJob, World, check_items, history, ledgers
 from support.frameworks import TENSORFLOW_ENV
-from support.jobs import TIMEOUT_S, run_job
+from support.jobs import run_job
+from support.patience import wait_until
 
 ONE, TWO = "localhost", "127.0.0.1"
 
@@ -261,10 +261,7 @@ def trains(job: ElasticJob, size: int) -> dict[int, int]:
     """Blocks until there is a world of that size, and until it has done some steps. Its pids by worker."""
     pids = job.wait_for_world(size)
     before = len(ledgers(job.directory))
-    deadline = time.monotonic() + TIMEOUT_S
-    while len(ledgers(job.directory)) < before + 10 * size:
-        assert time.monotonic() < deadline, job.shown()
-        time.sleep(0.02)
+    wait_until(lambda: len(ledgers(job.directory)) >= before + 10 * size, job.shown)
     return pids
 
 

@@ -65,7 +65,6 @@ def call_run(folder: Path, act: str = "", before: str = "", after: str = "") -> 
         env={**environment, "ACT": act, "BEFORE": before, "AFTER": after},
         capture_output=True,
         text=True,
-        timeout=120,
     )
 
 

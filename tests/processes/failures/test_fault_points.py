@@ -25,6 +25,7 @@ from pathlib import Path
 import pytest
 from support.extent import SLACK_S, THOROUGH
 from support.jobs import Done, Job, abreast, stderr_of
+from support.patience import wait_until
 from support.ports import assert_closed
 
 SIZE = 3
@@ -178,15 +179,11 @@ def run_case(tmp_path: Path, case: Case) -> tuple[Done, float, float]:
 
 
 def wait_until_all_are_stopped(job: Job) -> None:
-    deadline = time.monotonic() + 8 + SLACK_S
-    while True:
-        running = [
-            pid for pid, command in job.pids().items() if "train.py" in command and state(pid) not in ("T", "Z", "")
-        ]
-        if not running:
-            return
-        assert time.monotonic() < deadline, f"not suspended with the launcher: {running}"
-        time.sleep(0.02)
+    def running() -> list[int]:
+        ranks = [pid for pid, command in job.pids().items() if "train.py" in command]
+        return [pid for pid in ranks if state(pid) not in ("T", "Z", "")]
+
+    wait_until(lambda: not running(), lambda: f"not suspended with the launcher: {running()}", 8 + SLACK_S)
 
 
 def state(pid: int) -> str:

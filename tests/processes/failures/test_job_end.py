@@ -12,12 +12,12 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.extent import SLACK_S
-from support.jobs import TIMEOUT_S, Job, python, run_job
+from support.jobs import Job, python, run_job
+from support.patience import wait_until
 from support.ports import assert_closed
 
 from horovod.launcher.host import processes
@@ -309,7 +309,7 @@ def test_repeated_interrupts_end_a_job_whose_output_nobody_reads(tmp_path: Path)
         job.process.stdout.readline()
         pipe = job.process.stdout.fileno()
         full = fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ) - 4096
-        wait_until(lambda: int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder) >= full, job)
+        wait_until(lambda: int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder) >= full)
         # Again and again, as one does: a signal that comes just before a write blocks is seen with the next one.
         for number in [signal.SIGINT] * 20:
             job.process.send_signal(number)
@@ -355,9 +355,9 @@ def test_a_launcher_that_is_stopped_suspends_its_ranks(tmp_path: Path) -> None:
     with Job(tmp_path, "-np", "2", python(WAIT_FOR_USR1)) as job:
         pids = job.wait_ready(2)
         os.kill(job.process.pid, signal.SIGSTOP)
-        wait_until(lambda: [state(pid) for pid in pids.values()] == ["T", "T"], job)
+        wait_until(lambda: [state(pid) for pid in pids.values()] == ["T", "T"], job.shown)
         os.kill(job.process.pid, signal.SIGCONT)
-        wait_until(lambda: "T" not in [state(pid) for pid in pids.values()], job)
+        wait_until(lambda: "T" not in [state(pid) for pid in pids.values()], job.shown)
         for pid in pids.values():
             os.kill(pid, signal.SIGUSR1)
         done = job.wait()
@@ -374,28 +374,27 @@ def test_the_agent_says_that_the_launcher_was_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("last_words", ["sys.exit(3)", "sys.exit(0)"])
-def test_ranks_that_wait_in_init_are_told_of_one_that_is_gone(tmp_path: Path, last_words: str) -> None:
-    code = (
-        f"if rank == 1: ready(); os.read(os.open('go', os.O_RDONLY), 1); {last_words}\n"
-        "import horovod.core as hvd; ready(); hvd.init()"
-    )
-    os.mkfifo(tmp_path / "go")
-    with Job(tmp_path, "-np", "3", "--start-timeout", "100", python(code)) as job:
-        job.wait_ready(3)
-        os.close(os.open(tmp_path / "go", os.O_WRONLY))
-        done = job.wait()
-    assert done.seconds < 90 and done.code != 0
+def test_ranks_that_wait_in_init_say_their_words_about_one_that_is_gone(tmp_path: Path, last_words: str) -> None:
+    code = f"""
+import time
+import horovod.core as hvd
+from horovod.settings import Settings
+from horovod.world.rendezvous import Rendezvous
+from horovod.world.secret import read_secret
+def slowly(*error): time.sleep(2.0); sys.__excepthook__(*error)
+sys.excepthook = slowly
+if rank != 1: hvd.init()
+settings = Settings.from_environment()
+job = Rendezvous(settings.rendezvous_address, settings.rendezvous_port, read_secret(settings.secret_file))
+while job.entered(0) != [0, 2]: time.sleep(0.01)
+{last_words}
+"""
+    done = run_job(tmp_path, "-np", "3", "--start-timeout", "1000", python(code))
+    assert done.code != 0
     how = f"exited with code {last_words[-2]}"
     for rank in (0, 2):
         assert re.search(rf"\[{rank}\].*StartError: rank {rank} cannot go on in init: rank 1 .* {how}", done.stderr)
     assert f"horovodrun: rank 1 on host localhost {how}" in done.stderr
-
-
-def wait_until(condition: Callable[[], bool], job: Job) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline, job.shown()
-        time.sleep(0.01)
 
 
 def state(pid: int) -> str:
@@ -427,9 +426,9 @@ while True:
     with Job(tmp_path, "-np", "2", python(code)) as job:
         job.wait_ready(2)
         job.process.send_signal(signal.SIGSTOP)
-        wait_until(lambda: not runs(job), job)
+        wait_until(lambda: not runs(job), job.shown)
         job.process.send_signal(signal.SIGCONT)
-        wait_until(lambda: bool(runs(job)), job)
+        wait_until(lambda: bool(runs(job)), job.shown)
         job.process.send_signal(signal.SIGTERM)
         job.wait()
 
@@ -439,7 +438,7 @@ def test_ctrl_z_suspends_the_whole_job_and_fg_continues_it(tmp_path: Path) -> No
         pids = job.wait_ready(2)
         os.killpg(job.process.pid, signal.SIGTSTP)
         assert os.WIFSTOPPED(os.waitpid(job.process.pid, os.WUNTRACED)[1])
-        wait_until(lambda: [state(pid) for pid in pids.values()] == ["T", "T"], job)
+        wait_until(lambda: [state(pid) for pid in pids.values()] == ["T", "T"], job.shown)
         os.kill(job.process.pid, signal.SIGCONT)
         for pid in pids.values():
             os.kill(pid, signal.SIGUSR1)

@@ -8,11 +8,11 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from support.jobs import TIMEOUT_S, python, run_job
+from support.jobs import python, run_job
+from support.patience import LIMIT_S, Patience, wait_until
 from support.ports import open_files
 from support.started import Folder, end_of, environment, mpi, srun
 
@@ -54,7 +54,7 @@ WAITS = "import os, horovod.core as hvd; os.write(1, b'%d\\n' % os.getpid()); hv
 
 
 def ends_within(descriptor: int, seconds: float) -> bool:
-    return bool(select.select([descriptor], [], [], seconds)[0])
+    return bool(Patience(seconds).ask(lambda left_s: select.select([descriptor], [], [], left_s)[0]))
 
 
 @pytest.mark.parametrize(
@@ -87,12 +87,9 @@ def test_a_rank_ends_with_its_launcher(
     wrapper_pid, rank_pid = int(launcher.stdout.readline()), int(launcher.stdout.readline())
     rank = os.pidfd_open(rank_pid)
     try:
-        until = time.monotonic() + TIMEOUT_S
-        while then == {} and not watches(rank_pid):
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        wait_until(lambda: then or watches(rank_pid))
         os.kill(launcher.pid if victim == "launcher" else wrapper_pid, signal.SIGKILL)
-        assert ends_within(rank, TIMEOUT_S if ends else 1.5) is ends
+        assert ends_within(rank, LIMIT_S if ends else 1.5) is ends
     finally:
         signal.pidfd_send_signal(rank, signal.SIGKILL) if not ends_within(rank, 0) else None
         os.close(rank)
@@ -128,7 +125,7 @@ def test_no_rank_outlives_a_launcher_that_was_killed(tmp_path: Path, name: str) 
     ranks = [os.pidfd_open(int(launcher.stdout.readline())) for _ in range(2)]
     launcher.kill()
     launcher.communicate()
-    ended = [ends_within(rank, TIMEOUT_S) for rank in ranks]
+    ended = [ends_within(rank, LIMIT_S) for rank in ranks]
     for rank in ranks:
         os.close(rank)
     assert ended == [True, True]

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from support.jobs import TIMEOUT_S, Job, abreast, python, run_job
+from support.jobs import Job, abreast, python, run_job
 
 from horovod.launcher.host.lines import GREETING, MAX_LINE_BYTES, line
 from horovod.launcher.placement.base import AGENT_COMMAND
@@ -153,9 +153,7 @@ def test_an_agent_whose_events_have_no_reader_says_that_the_launcher_is_gone(tmp
     orders, kept_open = os.pipe()
     os.close(reader)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TMPDIR": str(tmp_path)}
-    done = subprocess.run(
-        AGENT_COMMAND, env=env, stdin=orders, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=TIMEOUT_S
-    )
+    done = subprocess.run(AGENT_COMMAND, env=env, stdin=orders, stdout=writer, stderr=subprocess.PIPE, text=True)
     for descriptor in (writer, orders, kept_open):
         os.close(descriptor)
     text = f"horovodrun: the launcher (process {os.getpid()}) was killed; all ranks have been ended\n"
@@ -402,7 +400,7 @@ def test_a_reader_of_only_the_first_line_is_no_error(tmp_path: Path, flag: str) 
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": path}, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=240
+        command, env={**os.environ, "PYTHONPATH": path}, stdout=writer, stderr=subprocess.PIPE, text=True
     )
     os.close(writer)
     assert (done.returncode, re.sub("horovodrun: importing .*\n", "", done.stderr)) == (0, "")  # of a busy machine
@@ -441,7 +439,6 @@ def test_an_output_that_takes_nothing_needs_no_traceback(
         cwd=tmp_path,
         stderr=subprocess.PIPE,
         text=True,
-        timeout=60,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
     assert done.returncode == code, done.stderr

@@ -3,20 +3,22 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import re
-import select
 import signal
 import subprocess
 import sys
 import threading
 import time
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import pytest
+from support.patience import Patience
 
 import horovod
 from horovod.core.exceptions import HorovodInternalError
@@ -244,7 +246,7 @@ def wait_until_gone(pids: list[int]) -> None:
         except ProcessLookupError:
             continue
         try:
-            assert select.select([descriptor], [], [], 20.0)[0], f"process {pid} is still there"
+            assert Patience().ask(functools.partial(wait, [descriptor])), f"process {pid} is still there"
         finally:
             os.close(descriptor)
 

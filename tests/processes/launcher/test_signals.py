@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -39,10 +38,7 @@ def test_the_agents_of_a_parent_that_blocks_signals_end_with_their_launcher(tmp_
         job.wait_ready(2)
         os.kill(job.launcher(), signal.SIGKILL)
         job.wait()
-        until = time.monotonic() + GONE_S + 3.0
-        while job.pids():
-            assert time.monotonic() < until, job.pids()
-            time.sleep(0.02)
+        job.assert_gone(GONE_S + 3.0)
 
 
 def test_a_parent_that_ignores_the_ends_of_children_changes_no_exit_code(tmp_path: Path) -> None:

@@ -13,12 +13,11 @@ import subprocess
 import sys
 import tempfile
 import termios
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.jobs import TIMEOUT_S, Job, python
+from support.jobs import Job, python
+from support.patience import patiently, wait_until
 
 from horovod.launcher.host import processes
 
@@ -31,13 +30,6 @@ signal.signal(signal.SIGTERM, asked)
 open('ready', 'w').close()
 while True: signal.pause()
 """
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def environment(directory: Path) -> dict[str, str]:
@@ -64,7 +56,7 @@ def test_ranks_are_asked_to_end_when_the_terminal_is_closed(tmp_path: Path) -> N
     wait_until((tmp_path / "ready").exists)
     os.close(ours)
     process.send_signal(signal.SIGHUP)
-    assert process.wait(timeout=60) == 128 + signal.SIGHUP
+    assert patiently(process.wait) == 128 + signal.SIGHUP
     assert (tmp_path / "asked").exists()
 
 

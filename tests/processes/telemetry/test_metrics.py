@@ -17,7 +17,7 @@ import time
 import types
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,9 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parsed
 from prometheus_client.parser import text_string_to_metric_families as parsed_plain
 from support.elastic.elastic_jobs import ElasticJob
-from support.jobs import TIMEOUT_S, Job, run_job
+from support.jobs import Job, run_job
 from support.pages import ROOT, blocks_of
+from support.patience import LIMIT_S, patiently, wait_until
 from support.ports import free_ports, open_files
 from support.world import World
 
@@ -42,7 +43,7 @@ def series_of(families: Any) -> Series:
 
 def scrape(port: int) -> Series:
     request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"Accept": ACCEPT})
-    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+    with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
         assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
         return series_of(parsed(answer.read().decode()))
 
@@ -75,13 +76,6 @@ def leave() -> list[str]:
 
     hvd.shutdown()
     return [thread.name for thread in threading.enumerate()]
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def is_open(port: int) -> bool:
@@ -199,9 +193,7 @@ def test_silent_strangers_hold_up_no_one_for_long_and_no_shutdown() -> None:
         strangers[0].sendall(b"GET /metrics HTTP/1.1\r\n")
         assert value(scrape(port), "horovod_tensors_total") == STEPS
         strangers += [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]  # 40 s, if all were heard
-        began = time.monotonic()
-        world.run(leave)
-        assert time.monotonic() - began < 30
+        world.run(leave, timeout_s=20.0)
         for stranger in strangers:
             stranger.close()
 
@@ -293,7 +285,7 @@ def running(url: str, *words: str) -> Iterator[None]:
         yield
     finally:
         server.terminate()
-        server.wait(timeout=TIMEOUT_S)
+        patiently(server.wait)
 
 
 def is_found(url: str) -> bool:

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import pytest
 from support.elastic.elastic_jobs import ElasticJob
-from support.jobs import TIMEOUT_S, Job, python, run_job
+from support.jobs import Job, python, run_job
+from support.patience import LIMIT_S, patiently
 from support.started import mpi
 from support.watch import id_of, look, script, shown_until
 
@@ -46,7 +47,7 @@ def terminal(
         reader.start()
 
         def shown() -> str:
-            reader.join(TIMEOUT_S)
+            reader.join(LIMIT_S)
             return written.decode()
 
         yield job, shown
@@ -60,7 +61,7 @@ def test_a_running_job_is_listed_shown_and_judged(tmp_path: Path) -> None:
         job.wait_ready(3)
         name = id_of(command[1])
         late = (
-            r"rank 1 \(host \S+\) has been 2\d ms late in each step since step \d+: it is in prepare "
+            r"rank 1 \(host \S+\) has been \d\d+ ms late in each step since step \d+: it is in prepare "
             r"\(listed_\d+.py:\d+\)"
         )
         text = shown_until(late, "top", name, "--once")
@@ -96,7 +97,7 @@ def test_ranks_of_mpirun_can_be_seen(tmp_path: Path) -> None:
             shown_until(" in prepare", "stacks", name)
         finally:
             enough.touch()
-        assert job.wait(TIMEOUT_S) == 0
+        assert patiently(job.wait) == 0
 
 
 @pytest.mark.slow("an elastic job beside horovodrun top")
@@ -157,7 +158,7 @@ def test_top_shows_a_job_in_its_own_terminal_and_then_all_that_it_has_printed(tm
     code = "import horovod.core as hvd, time; hvd.init(); print('begin', rank, flush=True); time.sleep(5); print('end')"
     command = [sys.executable, "-m", "horovod.launcher", "-np", "2", "--top", *python(code)]
     with terminal(command, columns=80, rows=24) as (job, shown):
-        assert job.wait(TIMEOUT_S) == 0
+        assert patiently(job.wait) == 0
         text = shown()
     drawn, left, rest = text.rpartition("\x1b[?1049l")  # leaves the second screen
     assert left and re.search(r"job \w{6}: 2 ranks on 1 host", drawn) and "begin 0" in drawn

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 from support.extent import SLACK_S, later
-from support.jobs import TIMEOUT_S, Job, stderr_of
+from support.jobs import Job, stderr_of
+from support.patience import Patience, wait_until
 from support.world import World, WorldPool, shut_down_alone
 
 HOSTS = 9
@@ -128,10 +129,7 @@ def reduce_for_ever(folder: str) -> None:
 
 
 def wait_until_all_go(world: World, folder: Path) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while len(list(folder.iterdir())) < HOSTS:
-        assert time.monotonic() < deadline, world.stacks()
-        time.sleep(0.01)
+    wait_until(lambda: len(list(folder.iterdir())) == HOSTS, world.stacks)
 
 
 @pytest.mark.parametrize("rank", [4, 5, later(0), later(1), later(8)])
@@ -198,7 +196,7 @@ def test_a_stopped_rank_behind_a_relay_is_lost(tmp_path: Path) -> None:
         wait_until_all_go(world, tmp_path)
         world.kill(5, signal.SIGSTOP)
         for other in range(HOSTS):
-            assert other == 5 or world.connections[other].poll(TIMEOUT_S), world.stacks()
+            assert other == 5 or Patience().ask(world.connections[other].poll), world.stacks()
         world.kill(5)
         errors: list[Any] = [outcome.error for other, outcome in enumerate(call.outcomes()) if other != 5]
         assert {error.failed_rank for error in errors} == {5}, errors

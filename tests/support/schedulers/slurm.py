@@ -12,12 +12,12 @@ from __future__ import annotations
 import contextlib
 import shutil
 import subprocess
-import time
 from collections.abc import Sequence
 from typing import Any
 
 from support.cluster import Cluster, Host
 from support.extent import SLACK_S
+from support.patience import wait_until
 
 __all__ = ["Slurm", "lacking", "wait_for_steps"]
 
@@ -58,10 +58,7 @@ def lacking() -> str | None:
 
 def wait_for_steps(hosts: Sequence[Host]) -> None:
     """Until Slurm's own process of each step has ended. Without the daemons, which it reports to, it would stay."""
-    deadline = time.monotonic() + 30 + SLACK_S
-    while left := [words for host in hosts for words in host.processes().values() if "slurmstepd" in words]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.05)
+    wait_until(lambda: not [words for host in hosts for words in host.processes().values() if "slurmstepd" in words])
 
 
 class Slurm:
@@ -96,21 +93,21 @@ class Slurm:
 
     def assert_idle(self) -> None:
         """No process of a job is left on any host."""
-        deadline = time.monotonic() + 3.0 + SLACK_S
-        while left := [words for host in self.hosts for words in host.processes().values() if "slurm" not in words]:
-            assert time.monotonic() < deadline, f"left behind: {left}"
-            time.sleep(0.05)
+
+        def left() -> list[str]:
+            return [words for host in self.hosts for words in host.processes().values() if "slurm" not in words]
+
+        wait_until(lambda: not left(), lambda: f"left behind: {left()}", 3.0 + SLACK_S)
 
     def wait_for_job(self, number: str) -> str:
         """Waits until this job has ended; its state."""
-        deadline = time.monotonic() + 60 + SLACK_S
-        while True:
+
+        def ended() -> str | None:
             shown = self.run("scontrol", "--oneliner", "show", "job", number).stdout
-            state = dict(word.split("=", 1) for word in shown.split() if "=" in word).get("JobState", "")
-            if state not in ("PENDING", "RUNNING", "COMPLETING"):
-                return state
-            assert time.monotonic() < deadline, shown
-            time.sleep(0.1)
+            state = dict(word.split("=", 1) for word in shown.split() if "=" in word).get("JobState", "?")
+            return None if state in ("PENDING", "RUNNING", "COMPLETING") else state
+
+        return wait_until(ended)
 
     def _start(self, host: Host, daemon: str) -> None:
         with open(self._folder / f"{daemon}.{host.name}", "w") as out:
@@ -119,11 +116,10 @@ class Slurm:
         self._stack.callback(process.kill)
 
     def _wait_until_idle(self) -> None:
-        deadline = time.monotonic() + 30 + SLACK_S
-        while (states := self.run("sinfo", "--noheader", "--Node", "--format=%T").stdout.split()) != ["idle"] * len(
-            self.hosts
-        ):
-            if time.monotonic() > deadline:
-                logs = "\n".join(path.read_text()[-2000:] for path in self._folder.glob("slurm*.host*"))
-                raise RuntimeError(f"Slurm did not come up: {states}\n{logs}")
-            time.sleep(0.05)
+        def states() -> list[str]:
+            return self.run("sinfo", "--noheader", "--Node", "--format=%T").stdout.split()
+
+        wait_until(
+            lambda: states() == ["idle"] * len(self.hosts),
+            lambda: "\n".join(path.read_text()[-2000:] for path in self._folder.glob("slurm*.host*")),
+        )

@@ -16,6 +16,7 @@ from typing import Any
 
 from horovod.settings import changed_environment, current_environment
 from support.extent import SLACK_S
+from support.patience import wait_until
 from support.started import not_run
 
 # In the environment of every process that these tests start: others run jobs of this package beside them.
@@ -126,10 +127,7 @@ def processes_of_jobs() -> dict[int, str]:
 
 
 def assert_nothing_is_left(within_s: float = GONE_S) -> None:
-    until = time.monotonic() + within_s
-    while left := processes_of_jobs():
-        assert time.monotonic() < until, left
-        time.sleep(0.05)
+    wait_until(lambda: not processes_of_jobs(), processes_of_jobs, within_s)
 
 
 def kill_above(what: str) -> None:

@@ -197,7 +197,7 @@ print("alive")
 
 def test_a_pointer_that_is_missing_is_an_error_and_never_a_crash() -> None:
     header = str(HEADERS / "horovod" / "horovod.h")
-    done = subprocess.run([sys.executable, "-c", NULLS, header], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", NULLS, header], capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.endswith("alive\n"), (done.stdout[-200:], done.stderr)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.extent import SLACK_S
+from support.patience import wait_until
 
 from horovod.elastic.decide.cooldown import Cooldown
 from horovod.elastic.drive.discovery import (
@@ -108,10 +108,7 @@ def test_a_script_that_hangs_is_killed_with_all_that_it_started(script: Written,
         script(
             f"echo asking >&2; sleep 1000 & echo $$ $! > '{pids}'; wait", limit_s=0.5
         ).find_available_hosts_and_slots()
-    limit = time.monotonic() + SLACK_S
-    while not all(gone(int(pid)) for pid in pids.read_text().split()):
-        assert time.monotonic() < limit
-        time.sleep(0.01)
+    wait_until(lambda: all(gone(int(pid)) for pid in pids.read_text().split()))
 
 
 def test_who_leaves_a_process_behind_has_printed_all_the_same(script: Written, tmp_path: Path) -> None:

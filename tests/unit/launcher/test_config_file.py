@@ -156,7 +156,7 @@ def test_yaml_is_imported_only_for_a_file(tmp_path: Path) -> None:
         f"try: cli.check(['--config-file', {written(tmp_path, '')!r}, '-np', '1', sys.executable])\n"
         "except ValueError as error: print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "--config-file needs PyYAML\nhint: pip install pyyaml\n", done
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from support.extent import SLACK_S
+from support.patience import wait_until
 
 from horovod import __version__
 from horovod.launcher.function.answers import answer_of, memory, read
@@ -169,10 +170,7 @@ def test_an_agent_that_goes_is_told_of_without_being_asked(placement: JoinedPlac
     channel = come(placement, agent(5))
     assert told.next() == ("came", 5)
     channel.close()
-    until = time.monotonic() + LIMIT_S
-    while told.events.empty():
-        assert time.monotonic() < until
-        placement.watch()
+    wait_until(lambda: placement.watch() or not told.events.empty())
     assert told.next() == ("left", 5)
 
 

@@ -35,7 +35,7 @@ def end_of(folder: Path, script: str, before: str = "") -> tuple[int, str]:
     (package / "MPI.py").write_text(MPI)
     path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-c", f"{before}\nfrom horovod.world import mpi\nmpi.opened()\n{script}"]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
     return done.returncode, done.stdout
 
 

@@ -57,11 +57,13 @@ class Ranks:
     def ask(self, here: dict[int, dict[str, Any]], size: int) -> dict[int, Any]:
         """The place, or the error, of each of these ranks."""
         got: dict[int, Any] = {}
+        all_are_here = threading.Barrier(len(here))
 
         def run(rank: int) -> None:
             rendezvous = Rendezvous("127.0.0.1", self.server.port, SECRET)
             try:
                 generation = rendezvous.enter(rank, f"process {rank}")["generation"]
+                all_are_here.wait()  # before anyone's time begins
                 identity = Identity(rank, size, 0, 1, 0, 1)
                 deadline = time.monotonic() + self.timeout_s
                 meeting = Meeting(rendezvous, identity, "", generation, deadline, self.timeout_s)

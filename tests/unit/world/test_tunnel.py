@@ -11,10 +11,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.patience import LIMIT_S, wait_until
 
 from horovod.world.channel import AuthenticationError, authenticate_client
 from horovod.world.rendezvous import Rendezvous
@@ -22,13 +23,6 @@ from horovod.world.rendezvous_server import RendezvousServer
 from horovod.world.tunnel import Guard, Tunnel, process_tunnel
 
 KEY = b"k" * 32
-
-
-def until(is_so: Callable[[], object]) -> None:
-    limit = time.monotonic() + 10
-    while not is_so():
-        assert time.monotonic() < limit
-        time.sleep(0.01)
 
 
 def open_server(port: int) -> socket.socket:
@@ -75,7 +69,7 @@ def served() -> Iterator[tuple[Tunnel, int, tuple[str, int]]]:
 
 def through(tunnel: Tunnel, data: bytes) -> bytes:
     with socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(10)
+        client.settimeout(LIMIT_S)
         client.connect(tunnel.address("echo").removeprefix("unix:"))
         client.sendall(data)
         client.shutdown(socket.SHUT_WR)
@@ -91,7 +85,7 @@ def test_only_who_has_the_key_reaches_the_server() -> None:
                 socket.create_connection((stranger, port), 0.05)
         with pytest.raises(AuthenticationError):
             authenticate_client(
-                socket.create_connection(carrier), b"x" * 32, "tunnel to echo", time.monotonic() + 5, "it"
+                socket.create_connection(carrier), b"x" * 32, "tunnel to echo", time.monotonic() + LIMIT_S, "it"
             )
         assert through(tunnel, b"again") == b"again"
 
@@ -114,7 +108,7 @@ def test_a_server_closes_while_connections_wait_for_it() -> None:
             connected = []
             for name in ("silent", "silent", "absent"):
                 client = clients.enter_context(socket.socket(socket.AF_UNIX))
-                client.settimeout(10)
+                client.settimeout(LIMIT_S)
                 client.connect(tunnel.address(name).removeprefix("unix:"))
                 client.sendall(b"x")
                 connected.append(client)
@@ -156,9 +150,9 @@ def test_nothing_is_left_of_a_process_that_is_killed(tmp_path: Path, wait: str) 
         with process_with_tunnel(tmp_path, script.replace("REGISTRY", str(registry.port))) as process:
             (folder,) = tmp_path.iterdir()
             assert folder.stat().st_mode & 0o777 == 0o700
-            until(lambda: wait == "input()" or list(folder.iterdir()))
+            wait_until(lambda: wait == "input()" or list(folder.iterdir()))
             process.send_signal(signal.SIGKILL)
-            assert process.communicate(timeout=10)[1] == ""
+            assert process.communicate()[1] == ""
 
 
 def test_a_limit_ends_a_process_that_keeps_its_lock(tmp_path: Path) -> None:
@@ -169,7 +163,7 @@ def test_a_limit_ends_a_process_that_keeps_its_lock(tmp_path: Path) -> None:
         "with t.limited(0.1, 'it did not start'): ctypes.PyDLL(None).sleep(60)\n"
     )
     with process_with_tunnel(tmp_path, script) as process:
-        assert process.communicate(timeout=10)[1].startswith("it did not start\n")
+        assert process.communicate()[1].startswith("it did not start\n")
     assert process.returncode == -signal.SIGABRT
 
 
@@ -185,6 +179,6 @@ def test_a_carrier_that_does_not_answer_is_ended(tmp_path: Path) -> None:
         "t.close('none')\n"
     )
     with process_with_tunnel(tmp_path, script) as process:
-        output, errors = process.communicate(timeout=10)
+        output, errors = process.communicate()
     assert "the process that carries the data service's connections did not close within 0.1 s; it was ended" in output
     assert "the process that carries the data service's connections has ended" in errors

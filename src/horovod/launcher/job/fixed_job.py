@@ -37,6 +37,7 @@ __all__ = ["FixedJob", "how_it_ended"]
 
 # A rank is stopped, noticed after the frozen timeout, and ended this much later with all others that still run.
 _STOPPED_END_S = 3.0
+_LOOK_AGAIN_S = 0.1  # for ranks that leave init: the rendezvous does not tell
 
 
 @dataclasses.dataclass
@@ -60,6 +61,7 @@ class FixedJob(Supervision):
         self._hosts_lost: dict[str, str] = {}  # hosts, of several, whose agents can do nothing more, and why
         self._words: set[str] = set()  # what the ranks were told of it
         self._terminate_at: float | None = None
+        self._words_until = 0.0  # how long ranks in init may take longer
 
     def begin(self) -> None:
         self.agents.call(self._hosts)
@@ -137,8 +139,8 @@ class FixedJob(Supervision):
         self.server.gone(rank, text)
         self.say(text)
         left_s = self.job.policy.seconds_left(ended, len(self.agents.links))
-        if left_s is not None and self._terminate_at is None:
-            self._terminate_at = time.monotonic() + left_s
+        if left_s is not None:
+            self._end_in(left_s)
 
     def _lose_agent(self, why: str, exit_code: int) -> None:
         """Ends the job at once: without its agent, nothing on that host can be ended in order."""
@@ -160,8 +162,7 @@ class FixedJob(Supervision):
                 self._words.add(text)
                 self.server.record_failure(one.rank, text)
                 self.server.gone(one.rank, text)
-        if self._terminate_at is None:
-            self._terminate_at = time.monotonic() + EndTheJob.SEVERAL_HOSTS_GRACE_S
+        self._end_in(EndTheJob.SEVERAL_HOSTS_GRACE_S)
 
     # time
 
@@ -177,7 +178,20 @@ class FixedJob(Supervision):
     def act_on_time(self, now: float) -> None:
         self._act_on_stops(now)
         if self._terminate_at is not None and now >= self._terminate_at:
-            self.terminate()
+            if now < self._words_until and self._is_one_in_init():
+                self._terminate_at = now + _LOOK_AGAIN_S
+            else:
+                self.terminate()
+
+    def _end_in(self, seconds: float) -> None:
+        if self._terminate_at is None:
+            self._terminate_at = time.monotonic() + seconds
+            self._words_until = self._terminate_at + EndTheJob.LAST_WORDS_S
+
+    def _is_one_in_init(self) -> bool:
+        """True if a rank that runs is in init, or has failed there and not ended yet."""
+        unable = self.server.in_init() - {one.rank for one in self._exits} - set(self._stopped)
+        return any(one.rank in unable and self.job.agent_of(one.rank) not in self._hosts_lost for one in self.job.ranks)
 
     def _act_on_stops(self, now: float) -> None:
         """Ranks that wait in init are told at once.

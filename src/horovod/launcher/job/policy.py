@@ -18,9 +18,13 @@ class EndPolicy(Protocol):
 
 
 class EndTheJob:
-    """A rank that fails ends the job. The others first get a moment to raise and handle their errors."""
+    """A rank that fails ends the job. The others first get a moment to raise and handle their errors.
+
+    Those in init cannot start any more, and end by themselves once they have said why: they get more time.
+    """
 
     SURVIVOR_GRACE_S = 1.0
+    LAST_WORDS_S = 30.0  # for the whole grace, if a rank in init has not ended; only one that hangs takes as long
     # Each host notices a silent one by its own clock: 1.5 s apart, or 2 s if the first rank of a host was stopped.
     SEVERAL_HOSTS_GRACE_S = 3.0
 

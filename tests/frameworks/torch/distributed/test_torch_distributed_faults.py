@@ -9,13 +9,12 @@ import signal
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.extent import SLACK_S, later
-from support.jobs import TIMEOUT_S
+from support.patience import Patience, wait_until
 from support.world import Outcome, World, WorldPool
 
 torch = pytest.importorskip("torch", reason="not run: torch is not installed")
@@ -100,7 +99,7 @@ def test_a_rank_that_is_killed_or_stopped_is_named(tool: str, number: int) -> No
         began = time.monotonic()
         call = world.start(train, tool, fault)
         for survivor in (0, 2):
-            assert wait([world.connections[survivor]], TIMEOUT_S), world.stacks()
+            assert Patience().ask(world.connections[survivor].poll), world.stacks()
         assert time.monotonic() - began < ENDED_WITHIN_S
         world.kill(1)
         first, lost, second = call.outcomes()
@@ -144,14 +143,11 @@ def test_a_rank_that_does_not_call_is_reported_and_may_still_come(worlds: WorldP
 
     world = worlds(2, {**ENV, "HOROVOD_STALL_CHECK_TIME_SECONDS": "0.5"})
     before = len(world.output(0))
-    call = world.start(train, tool, fault, timeout_s=TIMEOUT_S)
+    call = world.start(train, tool, fault)
     report = (
         rf"stall: rank 0 waited \d+\.\d s for unnamed {FIRST[tool]}.*: missing rank 1, which did not call (it|them)"
     )
-    deadline = time.monotonic() + SLACK_S
-    while not re.search(report, world.output(0)[before:]):
-        assert time.monotonic() < deadline, world.stacks()
-        time.sleep(0.02)
+    wait_until(lambda: re.search(report, world.output(0)[before:]), world.stacks)
     (tmp_path / "go").touch()
     call.results()
 

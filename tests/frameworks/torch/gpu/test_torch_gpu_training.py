@@ -339,7 +339,7 @@ def test_many_generations_leave_nothing_behind(worlds: WorldPool) -> None:
         hvd.init()
         return held, files, counts
 
-    for held, files, counts in world_of(worlds).run(run, 100 if THOROUGH else 40, timeout_s=300.0):
+    for held, files, counts in world_of(worlds).run(run, 100 if THOROUGH else 40):
         assert files[10] == files[-1], files
         (streams, events, allocations, pinned), last = counts[10], counts[-2]  # both without work on the GPU
         assert last[0] == streams and last[1] <= events + 4 and last[2] <= allocations + 2 and last[3] <= pinned + 2

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Deadlines that only a hang reaches: they are renewed while processes that this one has started use processor time.
+
+    wait_until(path.exists, job.shown)                           # asks again and again; what it shows if it gives up
+    patiently(lambda wait_s: process.wait(timeout=wait_s))       # for calls that raise at a timeout
+
+A process that has used SHARE of the limit since the last renewal renews it. On a machine with ten times as much to do
+as it has cores, a rank that works gets more than that; one that waits, asks every 10 ms or sends signs of life uses
+less. What never ends and does use processor time is found by pytest's limit, which shows all stacks, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+LIMIT_S = 120.0
+SHARE = 0.03
+_ASK_AGAIN_S = 0.02
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+T = TypeVar("T")
+
+
+def seconds_of_descendants() -> dict[int, float]:
+    """Processor seconds of each process below this one, with those of children that it has waited for, by pid."""
+    parents, seconds = {}, {}
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # it has ended
+            fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
+            parents[int(entry)], seconds[int(entry)] = int(fields[1]), sum(map(int, fields[11:15])) / _TICKS_PER_S
+
+    def is_below(pid: int) -> bool:
+        return parents.get(pid) == os.getpid() or (pid in parents and is_below(parents[pid]))
+
+    return {pid: used_s for pid, used_s in seconds.items() if is_below(pid)}
+
+
+class Patience:
+    """A deadline that is renewed while there is progress. `seconds`: processor seconds by pid, by now."""
+
+    def __init__(
+        self,
+        limit_s: float = LIMIT_S,
+        clock: Callable[[], float] = time.monotonic,
+        seconds: Callable[[], dict[int, float]] = seconds_of_descendants,
+    ) -> None:
+        self._limit_s, self._clock, self._seconds = limit_s, clock, seconds
+        self._used_s: dict[int, float] | None = None  # when it was first looked at, or renewed
+        self._deadline = clock() + limit_s
+        self._next_look = clock() + limit_s / 20
+
+    def left_s(self) -> float:
+        """How long to wait before this is asked again; 0.0 if the time is up."""
+        now = self._clock()
+        if now >= min(self._next_look, self._deadline):
+            self._next_look = now + self._limit_s / 20
+            used_s = self._seconds()
+            before_s = used_s if self._used_s is None else self._used_s
+            works = any(used - before_s.get(pid, 0.0) >= SHARE * self._limit_s for pid, used in used_s.items())
+            self._used_s = used_s if works else before_s
+            self._deadline = now + self._limit_s if works else self._deadline
+        return max(0.0, min(self._deadline, self._next_look) - now)
+
+    def ask(self, question: Callable[[float], T]) -> T:
+        """The first answer of `question(timeout_s)` that is true; the last one when the time is up."""
+        while True:
+            left_s = self.left_s()
+            if (answer := question(left_s)) or not left_s:
+                return answer
+
+
+def wait_until(condition: Callable[[], T], shown: Callable[[], object] | None = None, limit_s: float = LIMIT_S) -> T:
+    """Asks until the answer is true, and returns it."""
+    answer = Patience(limit_s).ask(lambda _: condition() or time.sleep(_ASK_AGAIN_S))
+    assert answer, f"waited in vain: {shown() if shown else condition}"
+    return answer
+
+
+def patiently(
+    ask: Callable[[float], T],
+    limit_s: float = LIMIT_S,
+    errors: Any = (TimeoutError, subprocess.TimeoutExpired, queue.Empty),
+) -> T:
+    """What `ask(timeout_s)` returns; it is asked again after one of these errors."""
+    patience = Patience(limit_s)
+    while True:
+        left_s = patience.left_s()
+        try:
+            return ask(left_s)
+        except errors:
+            if not left_s:
+                raise
