@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -13,6 +13,13 @@ from support.frameworks import TENSORFLOW_ENV
 from support.world import World, WorldPool
 
 BACKENDS = ["tensorflow", "torch", "jax"]
+
+
+class Either(NamedTuple):
+    """A world with Keras 3 or, if `legacy`, with tf-keras."""
+
+    world: World
+    legacy: bool
 
 
 def started(
@@ -32,6 +39,22 @@ def started(
 
     world.run(start)
     return world
+
+
+def library(kind: str = "") -> tuple[Any, Any, Any]:
+    """In a rank: Keras, its optimizers, and Horovod's package for it. `kind`: those of tf-keras, "new" or "legacy"."""
+    if not kind:
+        import keras
+
+        import horovod.keras
+
+        return keras, keras.optimizers, horovod.keras
+    import tensorflow as tf
+
+    import horovod.tensorflow.keras
+
+    keras = tf.keras
+    return keras, keras.optimizers.legacy if kind == "legacy" else keras.optimizers, horovod.tensorflow.keras
 
 
 def data() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
