@@ -25,10 +25,10 @@ from unit.core import test_surface as surface
 
 ray = pytest.importorskip("ray", reason="not run: ray is not installed")
 
-import horovod.core as hvd  # noqa: E402
-from horovod.core.exceptions import AbortedError, RankLostError  # noqa: E402
-from horovod.ray import HorovodConfig, RayExecutor, ray_logger  # noqa: E402
-from horovod.ray.utils import detect_nics, map_blocking, nics_to_env_var, visible_devices  # noqa: E402
+import horovod.core as hvd
+from horovod.core.exceptions import AbortedError, RankLostError
+from horovod.ray import HorovodConfig, RayExecutor, ray_logger
+from horovod.ray.utils import detect_nics, map_blocking, nics_to_env_var, visible_devices
 
 SETTINGS = RayExecutor.create_settings(timeout_s=120)
 

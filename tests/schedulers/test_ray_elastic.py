@@ -14,18 +14,18 @@ import pytest
 
 pytest.importorskip("ray", reason="not run: ray is not installed")
 
-import ray  # noqa: E402
+import ray
 
-import horovod.core as hvd  # noqa: E402
-from horovod.core.objects import broadcast_object  # noqa: E402
-from horovod.elastic.drive.discovery import FixedHosts  # noqa: E402
-from horovod.elastic.state.state import ObjectState  # noqa: E402
-from horovod.elastic.worker.wrapper import run_fn  # noqa: E402
-from horovod.ray import ElasticRayExecutor, RayExecutor, ray_logger  # noqa: E402
-from horovod.ray.elastic import TestDiscovery  # noqa: E402
-from horovod.ray.elastic_run import Plan  # noqa: E402
-from horovod.ray.utils import arranged_devices  # noqa: E402
-from horovod.settings import Settings  # noqa: E402
+import horovod.core as hvd
+from horovod.core.objects import broadcast_object
+from horovod.elastic.drive.discovery import FixedHosts
+from horovod.elastic.state.state import ObjectState
+from horovod.elastic.worker.wrapper import run_fn
+from horovod.ray import ElasticRayExecutor, RayExecutor, ray_logger
+from horovod.ray.elastic import TestDiscovery
+from horovod.ray.elastic_run import Plan
+from horovod.ray.utils import arranged_devices
+from horovod.settings import Settings
 
 SETTINGS = RayExecutor.create_settings(timeout_s=60)
 

@@ -21,15 +21,15 @@ from support.pages import ROOT, scripts_of
 
 pytest.importorskip("ray", reason="not run: ray is not installed")
 
-import ray  # noqa: E402
-import ray.data  # noqa: E402
-import ray.train  # noqa: E402
-from ray.util import collective  # noqa: E402
-from ray.util.collective.types import ReduceOp  # noqa: E402
+import ray
+import ray.data
+import ray.train
+from ray.util import collective
+from ray.util.collective.types import ReduceOp
 
-import horovod.core as hvd  # noqa: E402
-from horovod.core.exceptions import StartError  # noqa: E402
-from horovod.ray import HorovodConfig, HorovodTrainer, register_collective_backend  # noqa: E402
+import horovod.core as hvd
+from horovod.core.exceptions import StartError
+from horovod.ray import HorovodConfig, HorovodTrainer, register_collective_backend
 
 PAGE = ROOT / "docs/ray.md"
 SCRIPTS = ("torch_ray.py", "keras_ray.py", "jax_ray.py", "arrays_ray.py")

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.extent import SLACK_S
 from support.schedulers import spark as support
@@ -26,6 +27,7 @@ from support.schedulers.spark import (
     train_elastically,
 )
 
+import horovod.core as hvd
 import horovod.spark
 from horovod.core import pickling
 from horovod.settings import current_environment
@@ -71,10 +73,6 @@ def run(*arguments: Any, **more: Any) -> list[Any]:
 
 
 def look() -> tuple[Any, ...]:
-    import numpy as np
-
-    import horovod.core as hvd
-
     hvd.init()
     total = float(hvd.allreduce(np.ones(1), op=hvd.Sum, name="total")[0])
     place = (hvd.rank(), hvd.local_rank(), hvd.local_size(), hvd.cross_size(), total)
@@ -82,8 +80,6 @@ def look() -> tuple[Any, ...]:
 
 
 def kill(what: str) -> None:
-    import horovod.core as hvd
-
     hvd.init()
     if hvd.rank() == 1:
         kill_above(what)
@@ -134,8 +130,6 @@ def test_an_elastic_job_goes_on_with_a_task_in_place_of_a_lost_one(spark: Any, w
 
 
 def read_and_kill(rows: Any, what: str) -> None:
-    import horovod.core as hvd
-
     hvd.init()
     assert sum(len(batch["id"]) for batch in rows) == 500
     if hvd.rank() == 1:

@@ -14,11 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.extent import SLACK_S, later
 from support.schedulers import spark as support
 from support.schedulers.spark import assert_nothing_is_left, connect_session, kill_above
 
+import horovod.core as hvd
 import horovod.spark
 from horovod.core import pickling
 from horovod.settings import changed_environment
@@ -55,10 +57,6 @@ def run(where: str, *arguments: Any, **more: Any) -> list[Any]:
 
 
 def train(factor: float, how: str = "") -> dict[str, Any]:
-    import numpy as np
-
-    import horovod.core as hvd
-
     hvd.init()
     print(f"rank {hvd.rank()} of {hvd.size()}")
     print(f"error of rank {hvd.rank()}", file=sys.stderr)
@@ -113,8 +111,6 @@ def test_one_error_names_the_cause(where: str, how: str, kind: type[Exception], 
 
 
 def hang(path: str) -> None:
-    import horovod.core as hvd
-
     hvd.init()
     print("all are here")
     with open(path, "w"):  # a FIFO: the reader learns it

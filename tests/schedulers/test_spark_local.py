@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.extent import SLACK_S, later
 from support.pages import ROOT, scripts_of
@@ -29,6 +30,7 @@ from support.schedulers.spark import (
     train_elastically,
 )
 
+import horovod.core as hvd
 import horovod.spark
 from horovod.core import pickling
 from horovod.settings import changed_environment, current_environment
@@ -60,10 +62,6 @@ def run(*arguments: Any, **more: Any) -> list[Any]:
 
 
 def train(factor: float, offset: float = 0.0) -> dict[str, Any]:
-    import numpy as np
-
-    import horovod.core as hvd
-
     hvd.init()
     total = hvd.allreduce(np.array([factor * (hvd.rank() + 1)]), op=hvd.Sum, name="total")
     print(f"rank {hvd.rank()} of {hvd.size()}")
@@ -130,10 +128,6 @@ class OwnError(Exception):
 
 
 def fail(how: str) -> None:
-    import numpy as np
-
-    import horovod.core as hvd
-
     hvd.init()
     if hvd.rank() == 1:
         if how == "raise":
@@ -220,8 +214,6 @@ def test_the_data_services_workers_run_in_spark_tasks(tmp_path: Path) -> None:
 
 
 def hang() -> None:
-    import horovod.core as hvd
-
     hvd.init()
     print("all are here")
     signal.pause()
@@ -289,8 +281,6 @@ def test_what_cannot_be_pickled_is_named() -> None:
 
 
 def read(rows: Any, epochs: int) -> tuple[list[list[int]], dict[str, Any], int, bool]:
-    import horovod.core as hvd
-
     batches = [list(rows) for _ in range(epochs)]
     ids = [[number for batch in epoch for number in batch["id"].tolist()] for epoch in batches]
     hvd.init()

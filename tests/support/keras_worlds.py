@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -13,6 +13,13 @@ from support.frameworks import TENSORFLOW_ENV, init_of
 from support.world import World, WorldPool
 
 BACKENDS = ["tensorflow", "torch", "jax"]
+
+
+class Either(NamedTuple):
+    """A world with Keras 3 or, if `legacy`, with tf-keras."""
+
+    world: World
+    legacy: bool
 
 
 def started(
@@ -24,6 +31,22 @@ def started(
         pytest.skip("not run: tf_keras is not installed")
     env = {**TENSORFLOW_ENV, "KERAS_BACKEND": backend, "TF_USE_LEGACY_KERAS": "1" if legacy else "0"}
     return worlds(size, {**env, **variables}, init_of("keras"))
+
+
+def library(kind: str = "") -> tuple[Any, Any, Any]:
+    """In a rank: Keras, its optimizers, and Horovod's package for it. `kind`: those of tf-keras, "new" or "legacy"."""
+    if not kind:
+        import keras
+
+        import horovod.keras
+
+        return keras, keras.optimizers, horovod.keras
+    import tensorflow as tf
+
+    import horovod.tensorflow.keras
+
+    keras = tf.keras
+    return keras, keras.optimizers.legacy if kind == "legacy" else keras.optimizers, horovod.tensorflow.keras
 
 
 def data() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

@@ -8,7 +8,17 @@ import signal
 from pathlib import Path
 
 import pytest
-from cluster.failures.test_failures import CHILD, HOSTS, MEET, SOON, SOON_S, TRAIN, assert_empty_within, fields_of
+from cluster.failures.test_failures import (
+    CHILD,
+    HOSTS,
+    MEET,
+    SOON,
+    SOON_S,
+    TRAIN,
+    assert_empty_within,
+    fields_of,
+    keeper_and_agent,
+)
 from support.cluster import Host, MakeCluster
 from support.extent import SLACK_S
 from support.jobs import Job, python
@@ -19,13 +29,6 @@ def ranks_of(host: Host) -> list[int]:
     return [
         pid for pid, command in host.processes().items() if "gradients" in command and "horovod.launcher" not in command
     ]
-
-
-def keeper_and_agent(host: Host) -> list[int]:
-    """The second is a child of the first."""
-    return sorted(
-        pid for pid, command in host.processes().items() if "import runpy" in command and "sh -c" not in command
-    )
 
 
 def test_a_second_ctrl_c_ends_ranks_of_other_hosts_that_do_not_want_to(cluster: MakeCluster, tmp_path: Path) -> None:

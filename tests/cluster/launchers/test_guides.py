@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The job files and command lines of docs/guides run as they stand there, with our hosts' names for theirs."""
+"""The job files and command lines of docs/guides run as they stand there, with our hosts' names for theirs.
+
+LSF and Kubernetes have no server here: programs stand for theirs (support/schedulers/stand_ins.py).
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,14 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from support.cluster import Cluster, MakeCluster
+from support.jobs import python, run_job
 from support.pages import ROOT, fenced
 from support.schedulers.stand_ins import kubernetes, lsf, pbs
 
@@ -150,3 +155,25 @@ def test_scripts_that_run_on_each_node(
     environment = {f"{system}_{name}": value for name, value in told.items()}
     out, _ = run(made, tmp_path, submitted(tmp_path, script), environment)
     assert out == ranks(2 * len(made.hosts), 2)
+
+
+DIES = """
+import horovod.core as hvd
+hvd.init()
+if rank == 3: os.kill(os.getpid(), 9)
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize(("make", "way"), [(lsf, "blaunch"), (kubernetes, "rsh-agent")], ids=["lsf", "kubernetes"])
+def test_a_rank_that_dies_under_a_batch_system_is_named_and_nothing_stays(
+    cluster: MakeCluster, tmp_path: Path, make: Callable[[Path, list[str]], dict[str, str]], way: str
+) -> None:
+    one, two = cluster(2).hosts
+    environment = make(tmp_path, ["host0", "host1", "host0", "host1"])
+    environment["PATH"] = f"{tmp_path}:/usr/local/bin:/usr/bin:/bin"
+    done = run_job(tmp_path, "--verbose", python(DIES), env=environment, on=one)
+    assert done.code == 137, done
+    assert f"horovodrun: other hosts are reached by {way}\n" in done.stderr
+    assert "horovodrun: rank 3 on host host1 was killed by SIGKILL" in done.stderr
+    two.assert_empty()

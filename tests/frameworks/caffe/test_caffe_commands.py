@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
+import os
 import re
 import resource
 import shutil
@@ -21,6 +24,11 @@ from support.world import WorldPool
 
 for module in ("torch", "google.protobuf", "h5py", "lmdb"):
     pytest.importorskip(module, reason=f"not run: {module} is not installed")
+
+from horovod.caffe.data.records import Lmdb, image_of
+from horovod.caffe.files import read_blob, read_weights
+from horovod.caffe.replicas import Replicas
+from horovod.caffe.tools import compute_image_mean, convert_imageset, convert_mnist_data
 
 
 @pytest.mark.parametrize(
@@ -67,8 +75,6 @@ def idx(folder: Path, name: str, values: np.ndarray) -> str:
 @pytest.fixture
 def lenet(tmp_path: Path) -> Path:
     """The example's folder with databases of MNIST's digits."""
-    from horovod.caffe.tools import convert_mnist_data
-
     folder = Path(mnist_folder())
     for name in ("lenet_solver.prototxt", "lenet_train_test.prototxt"):
         shutil.copy(EXAMPLES / "08_caffe_mnist" / name, tmp_path)
@@ -99,10 +105,6 @@ def accuracy(log: str) -> float:
 
 def called(folder: str, *arguments: str) -> tuple[int, str]:
     """Runs in a rank: the command's status and what it prints, in this working directory."""
-    import contextlib
-    import io
-    import os
-
     from horovod.caffe.cli import main
 
     before, log = os.getcwd(), io.StringIO()
@@ -162,8 +164,6 @@ def test_two_ranks_have_the_losses_of_one(lenet: Path) -> None:
 @pytest.mark.thorough
 def test_two_ranks_are_one_that_adds_the_halves_of_its_batch_bit_for_bit(lenet: Path) -> None:
     """In single precision: nothing but the order of the sums tells two ranks from one."""
-    from horovod.caffe.files import read_weights
-
     edit(lenet / "lenet_solver.prototxt", max_iter=100, test_interval=100, display=1, random_seed=1)
     share(lenet, 2)
     pair = caffe("train", "--solver=lenet_solver.prototxt", ranks=2, cwd=lenet)
@@ -226,8 +226,6 @@ def test_an_error_in_a_file_ends_all_ranks(wrong: Path) -> None:
 
 
 def test_a_job_of_caffe_cannot_be_profiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    from horovod.caffe.replicas import Replicas
-
     monkeypatch.setenv("HOROVOD_PROFILE", "profile.json")
     with pytest.raises(ValueError, match="gradients of Caffe cannot be profiled"):
         Replicas.of_this_job()
@@ -245,9 +243,6 @@ def test_the_mnist_tool_refuses_other_files(tmp_path: Path, capfd: pytest.Captur
 
 def test_images_become_a_database_with_a_mean(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     cv2 = pytest.importorskip("cv2", reason="not run: opencv-python-headless is not installed")
-    from horovod.caffe.data.records import Lmdb, image_of
-    from horovod.caffe.files import read_blob
-    from horovod.caffe.tools import compute_image_mean, convert_imageset
 
     pixels = [np.random.default_rng(seed).integers(0, 256, (5, 4, 3), np.uint8) for seed in range(3)]
     for index, image in enumerate(pixels):
@@ -273,8 +268,6 @@ def test_an_image_that_cannot_be_read_is_named_and_left_out(
     flags: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     cv2 = pytest.importorskip("cv2", reason="not run: opencv-python-headless is not installed")
-    from horovod.caffe.data.records import Lmdb
-    from horovod.caffe.tools import convert_imageset
 
     for name in ("a.png", "d.png"):
         cv2.imwrite(str(tmp_path / name), np.zeros((5, 4, 3), np.uint8))
@@ -345,8 +338,6 @@ def test_a_full_disk_ends_a_tool_with_one_line_and_leaves_nothing(
 
 def test_the_error_of_a_full_disk_says_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A real one: LMDB says "Input/output error" if the disk takes a part of what it writes."""
-    from horovod.caffe.tools import convert_mnist_data
-
     images = idx(tmp_path, "images", np.random.default_rng(0).integers(0, 256, (900, 28, 28)).astype(np.uint8))
     labels = idx(tmp_path, "labels", np.zeros(900, np.uint8))
     (disk := tmp_path / "disk").mkdir()

@@ -13,13 +13,18 @@ from support.caffe import digits_lmdb, net_of, write
 for module in ("torch", "google.protobuf", "h5py", "lmdb"):
     pytest.importorskip(module, reason=f"not run: {module} is not installed")
 
+import h5py
+
+from horovod.caffe import CaffeError
+from horovod.caffe.data.records import write_lmdb
+from horovod.caffe.data.transform import Transformer
+from horovod.caffe.files import blob_of
+from horovod.caffe.schema import message
+
 Array = np.ndarray[Any, Any]
 
 
 def transformer(training: bool = False, **settings: Any) -> Any:
-    from horovod.caffe.data.transform import Transformer
-    from horovod.caffe.schema import message
-
     return Transformer(message("TransformationParameter")(**settings), training, 3)
 
 
@@ -27,8 +32,6 @@ IMAGE = np.random.default_rng(1).integers(0, 256, (3, 8, 9)).astype(np.uint8)
 
 
 def test_a_test_crops_the_centre_and_subtracts_before_it_scales(tmp_path: Path) -> None:
-    from horovod.caffe.files import blob_of
-
     mean = np.random.default_rng(2).normal(100, 20, (1, 3, 8, 9)).astype(np.float32)
     path = tmp_path / "mean.binaryproto"
     path.write_bytes(blob_of(mean).SerializeToString())
@@ -55,8 +58,6 @@ def test_training_crops_and_mirrors_at_random() -> None:
     ],
 )
 def test_a_transformation_that_does_not_fit_is_an_error(settings: dict[str, Any], expected: str) -> None:
-    from horovod.caffe import CaffeError
-
     with pytest.raises(CaffeError, match=expected):
         transformer(**settings)(IMAGE)
 
@@ -71,8 +72,6 @@ def data_net(folder: Path, kind: str, text: str, tops: str = "x label", phase: i
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_hdf5_files_are_read_in_turn(shuffle: bool, tmp_path: Path) -> None:
-    import h5py
-
     for number, rows in enumerate((3, 4)):
         with h5py.File(tmp_path / f"{number}.h5", "w") as file:
             file["x"] = np.arange(rows, dtype=np.float64)[:, None] + 10 * number
@@ -119,8 +118,6 @@ def test_windows_are_cut_out_with_their_classes(tmp_path: Path) -> None:
 
 
 def test_a_program_gives_its_own_data(tmp_path: Path) -> None:
-    from horovod.caffe import CaffeError
-
     text = "memory_data_param { batch_size: 2 channels: 1 height: 1 width: 1 }"
     net = data_net(tmp_path, "MemoryData", text)
     with pytest.raises(CaffeError, match=r"has no data: call set_data\(\)"):
@@ -152,18 +149,12 @@ def test_constants_are_filled_once_and_others_each_time(tmp_path: Path) -> None:
     ],
 )
 def test_a_source_that_cannot_be_read_is_an_error(text: str, expected: str, tmp_path: Path) -> None:
-    from horovod.caffe import CaffeError
-
     digits_lmdb(tmp_path / "db", 2)
     with pytest.raises(CaffeError, match=rf"net.prototxt:1: layer 'd' \(Data\): .*{expected}"):
         data_net(tmp_path, "Data", f"data_param {{ {text.format(folder=tmp_path)} }}")
 
 
 def test_a_record_that_is_broken_is_named_when_its_batch_is_due(tmp_path: Path) -> None:
-    from horovod.caffe import CaffeError
-    from horovod.caffe.data.records import write_lmdb
-    from horovod.caffe.schema import message
-
     good = message("Datum")(channels=1, height=2, width=2, data=b"abcd", label=1)
     short = message("Datum")(channels=1, height=2, width=2, data=b"abc", label=1)
     write_lmdb(str(tmp_path / "db"), [(b"0", good), (b"1", good), (b"2", short)])

@@ -13,6 +13,14 @@ from support.caffe import net_of, write
 for module in ("torch", "google.protobuf", "h5py", "lmdb"):
     pytest.importorskip(module, reason=f"not run: {module} is not installed")
 
+from google.protobuf import text_format
+
+from horovod.caffe import CaffeError
+from horovod.caffe.files import State, array_of, blob_of, read_blob, read_state, read_weights, write_state
+from horovod.caffe.phases import NetState, filtered
+from horovod.caffe.schema import message
+from horovod.caffe.upgrade import upgrade_net
+
 IP = (
     'layer { name: "ip" type: "InnerProduct" bottom: "x" top: "y" inner_product_param { num_output: 2 '
     'weight_filler { type: "xavier" } bias_filler { type: "uniform" } } }'
@@ -52,8 +60,6 @@ WRONG = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_an_error_names_the_file_the_line_and_the_nearest_name(case: str, tmp_path: Path) -> None:
-    from horovod.caffe import CaffeError
-
     text, expected = WRONG[case]
     with pytest.raises(CaffeError, match=expected) as raised:
         net_of(tmp_path, text)
@@ -79,11 +85,6 @@ def test_layers_of_the_old_form_become_todays(tmp_path: Path) -> None:
 
 
 def test_an_old_data_layers_transformation_moves() -> None:
-    from google.protobuf import text_format
-
-    from horovod.caffe.schema import message
-    from horovod.caffe.upgrade import upgrade_net
-
     net = message("NetParameter")()
     text_format.Parse('layers { name: "d" type: DATA data_param { scale: 0.5 mirror: true crop_size: 7 } }', net)
     upgrade_net(net)
@@ -108,11 +109,6 @@ def test_an_old_data_layers_transformation_moves() -> None:
     ],
 )
 def test_rules_say_whether_a_layer_is_there(rule: str, there: bool) -> None:
-    from google.protobuf import text_format
-
-    from horovod.caffe.phases import NetState, filtered
-    from horovod.caffe.schema import message
-
     net = message("NetParameter")()
     text_format.Parse(f'layer {{ name: "a" {rule} }}', net)
     assert bool(filtered(net, NetState(1, 3, ("a", "b"))).layer) == there
@@ -149,8 +145,6 @@ def test_layers_may_share_a_name_if_one_has_weights(tmp_path: Path, suffix: str)
 
 
 def test_weights_match_by_name_and_shapes_must_agree(tmp_path: Path) -> None:
-    from horovod.caffe import CaffeError
-
     net = net_of(tmp_path, INPUT + IP)
     path = str(tmp_path / "w.caffemodel")
     net.save(path)
@@ -163,8 +157,6 @@ def test_weights_match_by_name_and_shapes_must_agree(tmp_path: Path) -> None:
 
 
 def test_weights_of_four_axes_are_read_as_old_files_have_them(tmp_path: Path) -> None:
-    from horovod.caffe.schema import message
-
     proto = message("NetParameter")()
     blobs = proto.layers.add(name="ip", type=message("V1LayerParameter").INNER_PRODUCT).blobs
     blobs.add(num=1, channels=1, height=2, width=3, data=range(6))
@@ -177,10 +169,6 @@ def test_weights_of_four_axes_are_read_as_old_files_have_them(tmp_path: Path) ->
 
 
 def test_weights_of_a_net_whose_inputs_have_no_shapes_are_read(tmp_path: Path) -> None:
-    from horovod.caffe import CaffeError
-    from horovod.caffe.files import read_weights
-    from horovod.caffe.schema import message
-
     proto = message("NetParameter")(input=["data"])
     proto.layer.add(name="ip", type="InnerProduct").blobs.add(num=1, channels=1, height=1, width=2, data=[7, 8])
     path = tmp_path / "shapeless.caffemodel"
@@ -192,8 +180,6 @@ def test_weights_of_a_net_whose_inputs_have_no_shapes_are_read(tmp_path: Path) -
 
 @pytest.mark.parametrize("suffix", ["", ".h5"])
 def test_a_state_is_written_and_read(tmp_path: Path, suffix: str) -> None:
-    from horovod.caffe.files import State, read_state, write_state
-
     history = [np.arange(6, dtype=np.float32).reshape(2, 3), np.zeros(2, np.float32)] * 6
     path = str(tmp_path / f"s.solverstate{suffix}")
     write_state(path, State(7, "a.caffemodel", history, 3))
@@ -204,9 +190,6 @@ def test_a_state_is_written_and_read(tmp_path: Path, suffix: str) -> None:
 
 
 def test_a_file_of_another_kind_is_an_error(tmp_path: Path) -> None:
-    from horovod.caffe import CaffeError
-    from horovod.caffe.files import read_blob, read_state, read_weights
-
     text = write(tmp_path, "text", "no protobuf \xff at all")
     for read in (read_blob, read_weights, read_state):
         with pytest.raises(CaffeError, match="is not a binary"):
@@ -218,9 +201,6 @@ def test_a_file_of_another_kind_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_written_blob_is_what_protobuf_writes() -> None:
-    from horovod.caffe.files import array_of, blob_of
-    from horovod.caffe.schema import message
-
     values = np.random.default_rng(1).normal(size=(3, 100)).astype(np.float32)
     slow: Any = message("BlobProto")()
     slow.shape.dim.extend(values.shape)

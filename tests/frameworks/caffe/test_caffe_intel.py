@@ -13,6 +13,8 @@ from support.caffe import write
 for module in ("torch", "google.protobuf"):
     pytest.importorskip(module, reason=f"not run: {module} is not installed")
 
+from horovod.caffe.run_intelcaffe import caffe_arguments, command_of, parse
+
 
 def echo(folder: Path) -> str:
     """A program in caffe's place, which prints its arguments and threads."""
@@ -38,8 +40,6 @@ def test_the_line_of_the_manual_runs(
 
 
 def test_several_ranks_are_started_by_horovodrun(tmp_path: Path) -> None:
-    from horovod.caffe.run_intelcaffe import command_of, parse
-
     hosts = write(tmp_path, "hosts", "n2\nn1\n\nn2\n")
     options = parse(["--hostfile", hosts, "--ppn", "2", "--network", "tcp", "--netmask", "eth0"])
     launched = [sys.executable, "-m", "horovod.launcher", "-np", "4", "-H", "n1:2,n2:2"]
@@ -65,8 +65,6 @@ def test_timing_is_one_processs_work(
     ],
 )
 def test_modes_choose_caffes_command(mode: str, expected: list[str]) -> None:
-    from horovod.caffe.run_intelcaffe import caffe_arguments, parse
-
     assert caffe_arguments(parse(["--mode", mode, "--model_file", "net", "--iteration", "7"])) == expected
 
 

@@ -14,6 +14,8 @@ torch = pytest.importorskip("torch", reason="not run: torch is not installed")
 for module in ("google.protobuf", "h5py", "lmdb"):
     pytest.importorskip(module, reason=f"not run: {module} is not installed")
 
+from horovod.caffe import CaffeError
+
 Array = np.ndarray[Any, Any]
 
 
@@ -135,8 +137,6 @@ def test_the_softmax_loss_divides_as_its_normalization_says(text: str, expected:
 
 def test_the_softmax_loss_of_a_label_without_probability_is_that_of_the_least_float(tmp_path: Path) -> None:
     """Caffe takes the logarithm of FLT_MIN at least; the gradient is that of the probabilities as they are."""
-    import torch
-
     net = net_of(tmp_path, inputs([2, 2], [2]) + layer("SoftmaxWithLoss", "", "ab"), phase=0)
     scores = torch.tensor([[1e4, 0.0], [0.0, 1.0]], requires_grad=True)
     loss = net.forward({"a": scores, "b": np.array([1, 1])})["y"]
@@ -180,8 +180,6 @@ def test_accuracy_counts_ties_against_the_label(tmp_path: Path) -> None:
 
 
 def test_a_label_that_is_no_class_is_an_error(tmp_path: Path) -> None:
-    from horovod.caffe import CaffeError
-
     net = net_of(tmp_path, inputs([4, 3], [4]) + layer("SoftmaxWithLoss", "", "ab"))
     with pytest.raises(CaffeError, match=r":2: layer 'SoftmaxWithLoss-y' .*label 3: expected 0 to 2"):
         net.forward({"a": A, "b": [0, 1, 3, 0]})
@@ -273,8 +271,6 @@ def test_what_layers_that_are_not_in_place_have_read_is_seen_unchanged(tmp_path:
     ],
 )
 def test_reshape_counts_axes_from_both_ends(param: str, shape: tuple[int, ...] | str, tmp_path: Path) -> None:
-    from horovod.caffe import CaffeError
-
     text = inputs([2, 3, 4]) + layer("Reshape", f"reshape_param {{ {param} }}")
     if isinstance(shape, str):
         with pytest.raises(CaffeError, match=shape):

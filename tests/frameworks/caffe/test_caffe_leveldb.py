@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +51,6 @@ def test_a_database_of_another_program_is_read_round_and_round(database: Path, t
 
 def read_by_rank(text: str, batches: int) -> list[int]:
     """Runs in a rank."""
-    import tempfile
-
     from horovod.caffe.replicas import Replicas
 
     with tempfile.TemporaryDirectory() as folder:

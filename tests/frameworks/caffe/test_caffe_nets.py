@@ -21,6 +21,8 @@ torch = pytest.importorskip("torch", reason="not run: torch is not installed")
 for module in ("google.protobuf", "h5py", "lmdb"):
     pytest.importorskip(module, reason=f"not run: {module} is not installed")
 
+from horovod.caffe import Net
+
 CLOSE = 1e-4
 SLOW, LARGE = pytest.mark.thorough, ("caffenet", "vgg16", "vgg19")
 GIVEN = [str(path) for path in sorted(Path(os.environ.get("HVD_TEST_CAFFE") or os.devnull).rglob("deploy.prototxt"))]
@@ -57,7 +59,6 @@ def draw_weights(net: Any) -> None:
 def assert_as_opencv(path: str, weights: str = "") -> Any:
     """`weights`: a file; without it, weights are drawn. Returns the net."""
     cv2 = pytest.importorskip("cv2", reason="not run: opencv-python-headless is not installed")
-    from horovod.caffe import Net
 
     torch.manual_seed(1)
     net = Net(path)

@@ -15,6 +15,13 @@ from support.world import WorldPool
 for module in ("torch", "google.protobuf", "h5py", "lmdb"):
     pytest.importorskip(module, reason=f"not run: {module} is not installed")
 
+import h5py
+
+from horovod.caffe import CaffeError, Solver
+from horovod.caffe.rates import Rates
+from horovod.caffe.replicas import Replicas
+from horovod.caffe.schema import message
+
 Array = np.ndarray[Any, Any]
 ROWS, INPUTS, OUTPUTS, BATCH, STEPS = 24, 5, 3, 4, 12
 NET = """
@@ -155,8 +162,6 @@ def update(
 
 def train(solver: str) -> tuple[list[Array], list[Array], list[float]]:
     """Runs in a rank: the weights before and after, and the losses."""
-    from horovod.caffe import Solver
-
     trained = Solver(solver)
     start = [one.tensor.detach().numpy().copy() for one in trained.net.parameters]
     losses = []
@@ -172,8 +177,6 @@ def train(solver: str) -> tuple[list[Array], list[Array], list[float]]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_training_is_what_the_formulas_say(case: str, worlds: WorldPool, tmp_path: Path) -> None:
-    import h5py
-
     random = np.random.default_rng(1)
     x, target = (random.normal(size=(ROWS, n)).astype(np.float32) for n in (INPUTS, OUTPUTS))
     with h5py.File(tmp_path / "data.h5", "w") as file:
@@ -214,9 +217,6 @@ def test_training_is_what_the_formulas_say(case: str, worlds: WorldPool, tmp_pat
     ],
 )
 def test_a_solver_that_cannot_work_says_why(settings: dict[str, Any], expected: str, tmp_path: Path) -> None:
-    from horovod.caffe import CaffeError, Solver
-    from horovod.caffe.replicas import Replicas
-
     text = 'layer { name: "d" type: "DummyData" top: "x" dummy_data_param { shape { dim: 2 dim: 2 } } }'
     text += 'layer { name: "i" type: "InnerProduct" bottom: "x" top: "y" inner_product_param { num_output: 1 } }'
     given = {"net": write(tmp_path, "net.prototxt", text), "base_lr": 0.1, "max_iter": 1, **settings}
@@ -233,7 +233,4 @@ def test_a_solver_that_cannot_work_says_why(settings: dict[str, Any], expected: 
     ],
 )
 def test_a_rate_beyond_all_numbers_is_as_in_c(settings: dict[str, Any], iteration: int, expected: float) -> None:
-    from horovod.caffe.rates import Rates
-    from horovod.caffe.schema import message
-
     assert Rates(message("SolverParameter")(base_lr=0.1, **settings)).rate(iteration) == expected

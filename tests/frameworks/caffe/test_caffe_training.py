@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
 import signal
@@ -17,19 +19,19 @@ from support.world import WorldPool
 for module in ("torch", "google.protobuf", "h5py", "lmdb"):
     pytest.importorskip(module, reason=f"not run: {module} is not installed")
 
+import torch
+
+from horovod.caffe import TRAIN, Net, Solver
+from horovod.caffe.files import write_weights
+from horovod.caffe.replicas import Replicas
+from horovod.caffe.schema import message
+from horovod.caffe.signals import Signals
+
 
 def train(
     path: str, resume: str | None = None, send: tuple[int, int] | None = None, precision: str = "float64"
 ) -> dict[str, Any]:
     """Runs in a rank: what it logs, and the weights. `send`: (iteration, signal) on this rank."""
-    import contextlib
-    import io
-
-    import torch
-
-    from horovod.caffe import Solver
-    from horovod.caffe.signals import Signals
-
     torch.set_default_dtype(getattr(torch, precision))
     log = io.StringIO()
     try:
@@ -101,9 +103,6 @@ def test_training_begins_with_the_weights_that_the_solver_names(worlds: WorldPoo
 
 
 def save_net_without_weights(path: str) -> None:
-    from horovod.caffe.files import write_weights
-    from horovod.caffe.schema import message
-
     write_weights(path, message("NetParameter")(), [])
 
 
@@ -145,10 +144,6 @@ def test_statistics_stay_each_ranks_own_and_tests_use_their_mean(worlds: WorldPo
 
 def mean_loss(path: str, weights: list[Any], batches: int) -> float:
     """Runs in a rank: the test net's mean loss with these weights, in double precision."""
-    import torch
-
-    from horovod.caffe import Net
-
     torch.set_default_dtype(torch.float64)
     try:
         net = Net(path)
@@ -203,8 +198,6 @@ def test_gradients_are_reduced_while_backward_goes_on(worlds: WorldPool, tmp_pat
 
 def traced(path: str) -> list[tuple[str, str, int]]:
     """Runs in a rank: the reducer's events of one iteration."""
-    from horovod.caffe import Solver
-
     solver = Solver(path)
     trace: list[tuple[str, str, int]] = []
     solver.reducing._hvd_reducer.trace = trace
@@ -215,9 +208,6 @@ def traced(path: str) -> list[tuple[str, str, int]]:
 
 def data_of(path: str, batches: int) -> list[Any]:
     """Runs in a rank: a number for each image of the first batches."""
-    from horovod.caffe import TRAIN, Net
-    from horovod.caffe.replicas import Replicas
-
     net = Net(path, TRAIN, replicas=Replicas.of_this_job(), seed=7)
     found = []
     for _ in range(batches):

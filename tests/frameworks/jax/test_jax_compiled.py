@@ -4,29 +4,27 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
 import pytest
-from support.frameworks import jax_world
-from support.world import World, WorldPool
+from support.world import World
 
-pytest.importorskip("jax", reason="not run: jax is not installed")
+from horovod.core.telemetry.status import lost
 
+jax = pytest.importorskip("jax", reason="not run: jax is not installed")
 
-@pytest.fixture(scope="module")
-def world(worlds: WorldPool) -> World:
-    return jax_world(worlds)
+import jax.numpy as jnp
+
+import horovod.jax as hvd
+from horovod.jax import shim
+from horovod.jax.ops import reduced_for_use
 
 
 def test_control_flow_runs_its_operations(world: World) -> None:
     def run() -> None:
-        import jax
-        import jax.numpy as jnp
-
-        import horovod.jax as hvd
-
         x = jnp.arange(3.0) + hvd.rank()
         seen, sums = jax.jit(lambda x: jax.lax.scan(lambda c, _: (hvd.allreduce(c) + 1, c.sum()), x, length=3))(x)
         assert seen.tolist() == [3.5, 4.5, 5.5] and sums[1:].tolist() == [7.5, 10.5]
@@ -44,14 +42,6 @@ def test_a_late_rank_costs_what_compiled_functions_wait(world: World) -> None:
     """The handler waits for a moment only, and a thread of XLA for the rest."""
 
     def run() -> tuple[bool, float]:
-        import time
-
-        import jax
-        import jax.numpy as jnp
-
-        import horovod.jax as hvd
-        from horovod.core.telemetry.status import lost
-
         step = jax.jit(lambda x: hvd.allreduce(x, name="late") * 0.5)
         x = step(jnp.ones(100))
         x.block_until_ready()
@@ -70,12 +60,6 @@ def test_an_operation_runs_even_if_its_result_is_not_used(world: World) -> None:
     """On one rank alone: the others wait for it."""
 
     def run() -> int:
-        import jax
-        import jax.numpy as jnp
-
-        import horovod.jax as hvd
-        from horovod.jax import shim
-
         def step(x: Any) -> Any:
             hvd.barrier()
             total = hvd.allreduce(x, name="used by rank 0", op=hvd.Sum)
@@ -94,12 +78,6 @@ def test_calls_of_a_function_take_values_of_the_one_before(world: World) -> None
     """So that XLA, which runs what is independent at one time and in any order, cannot start two of them."""
 
     def run() -> None:
-        import jax
-        import jax.numpy as jnp
-
-        import horovod.jax as hvd
-        from horovod.jax.ops import reduced_for_use
-
         def gradients(*tensors: Any) -> list[Any]:
             return [reduced_for_use([each], f"gradient.{i}", hvd_how)[0] for i, each in enumerate(tensors)]
 
@@ -120,12 +98,6 @@ def test_independent_operations_do_not_wait_for_each_other_on_different_ranks(wo
     """Each depends on a computation that takes long on another rank; inner functions are called twice."""
 
     def run() -> None:
-        import jax
-        import jax.numpy as jnp
-
-        import horovod.jax as hvd
-        from horovod.jax import shim
-
         rank = hvd.rank()
         inner = jax.jit(lambda tensor: hvd.allreduce(tensor, op=hvd.Sum))
         reduced = jax.jit(lambda tensors: hvd.allreduce_gradients(tensors, op=hvd.Sum))
@@ -157,12 +129,6 @@ def test_what_is_used_anyway_has_no_effect(world: World) -> None:
     """JAX starts functions with effects slowly."""
 
     def run() -> None:
-        import jax
-        import jax.numpy as jnp
-
-        import horovod.jax as hvd
-        from horovod.jax import shim
-
         is_slow = (0, 5) <= jax.__version_info__ < (0, 6)  # which does not tell whether a function is an inner one
         tree = [jnp.ones(3)] * 40
         for function in (hvd.allreduce_gradients, lambda tree: hvd.allreduce_gradients(tree, groups=4)):
@@ -193,20 +159,14 @@ CALLERS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def _compiled(function: Any) -> Any:
-    import jax
-
     return jax.jit(function)
 
 
 def _vmap(function: Any) -> Any:
-    import jax
-
     return jax.vmap(lambda x: (function(x[None]), function(x[None])))
 
 
 def _scan(function: Any, x: Any) -> Any:
-    import jax
-
     return jax.lax.scan(lambda x, _: (function(x), None), x, length=2)
 
 
@@ -215,12 +175,6 @@ def test_gradients_of_a_function_that_was_traced_alone_have_an_order_if_another_
     world: World, case: str
 ) -> None:
     def run(caller: Any) -> None:
-        import jax
-        import jax.numpy as jnp
-
-        import horovod.jax as hvd
-        from horovod.jax import shim
-
         inner = jax.jit(lambda x: hvd.allreduce_gradients([x])[0])
         x = jnp.ones(1)
         for _ in range(2):  # each of which JAX keeps
@@ -239,11 +193,6 @@ def test_gradients_of_a_function_that_was_traced_alone_have_an_order_if_another_
 
 def test_donated_memory_is_used_again(world: World) -> None:
     def run() -> None:
-        import jax
-        import jax.numpy as jnp
-
-        import horovod.jax as hvd
-
         step = jax.jit(lambda p: hvd.allreduce_gradients([each + 1 for each in p]), donate_argnums=0)
         tensors = [jnp.full(1000, float(hvd.rank() + i)) for i in range(4)]
         places = {each.unsafe_buffer_pointer() for each in tensors}
@@ -257,11 +206,6 @@ def test_donated_memory_is_used_again(world: World) -> None:
 
 def test_shapes_that_need_all_ranks_are_those_of_this_rank(world: World) -> None:
     def run() -> list[str]:
-        import jax
-        import jax.numpy as jnp
-
-        import horovod.jax as hvd
-
         rank = hvd.rank()
         x = jnp.arange(6.0).reshape(3, 2) + 10 * rank
         assert jax.jit(hvd.allgather)(x).tolist() == [
@@ -317,19 +261,12 @@ def _uneven(hvd: Any, x: Any) -> Any:
 
 
 def _gradient_of_max(hvd: Any, x: Any) -> Any:
-    import jax
-
     return jax.grad(lambda x: hvd.allreduce(x, op=hvd.Max).sum())(x)
 
 
 @pytest.mark.parametrize("case", WRONG)
 def test_what_cannot_be_compiled_says_so(world: World, case: str) -> None:
     def run(call: Any) -> str:
-        import jax
-        import jax.numpy as jnp
-
-        import horovod.jax as hvd
-
         with pytest.raises((ValueError, TypeError, NotImplementedError)) as caught:
             jax.jit(lambda x: call(hvd, x))(jnp.ones(3))
         assert jax.jit(hvd.allreduce)(jnp.ones(1)).tolist() == [1.0]
@@ -367,11 +304,6 @@ TREES = {
 @pytest.mark.parametrize("case", TREES)
 def test_ranks_whose_gradients_differ_are_told_by_the_keys_of_the_pytree(world: World, case: str) -> None:
     def run(make: Any) -> str:
-        import jax
-        import jax.numpy as jnp
-
-        import horovod.jax as hvd
-
         step = jax.jit(lambda tree: hvd.allreduce_gradients(tree, name="model"))
         with pytest.raises(jax.errors.JaxRuntimeError) as caught:
             jax.block_until_ready(step(make(hvd.rank(), jnp.ones)))
@@ -387,11 +319,6 @@ def test_ranks_whose_gradients_differ_are_told_by_the_keys_of_the_pytree(world: 
 
 def test_many_keys_are_compared_in_parts(world: World) -> None:
     def run() -> str:
-        import jax
-        import jax.numpy as jnp
-
-        import horovod.jax as hvd
-
         tree = {f"weight{number:03}": jnp.ones(1) for number in range(100)}
         if hvd.rank() == 1:
             tree["weight050x"] = tree.pop("weight050")
@@ -407,21 +334,15 @@ def test_many_keys_are_compared_in_parts(world: World) -> None:
 
 
 def _of_inner_functions(hvd: Any, x: Any, op: Any) -> Any:
-    import jax
-
     inner = jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum, name="inner"))
     return jax.jit(lambda x: hvd.allreduce(inner(x), op=op))(x)
 
 
 def _of_a_loop(hvd: Any, x: Any, op: Any) -> Any:
-    import jax
-
     return jax.lax.fori_loop(0, 2, lambda _, x: hvd.allreduce(x, op=op), x)
 
 
 def _of_a_gradient(hvd: Any, x: Any, op: Any) -> Any:
-    import jax
-
     return jax.grad(lambda x: hvd.allreduce(x, op=op).sum())(x)
 
 
@@ -454,11 +375,6 @@ def test_what_cannot_be_compiled_on_one_rank_fails_on_the_others(world: World, c
     """They run the function, and wait for this rank in its first operation."""
 
     def run(call: Any) -> str:
-        import jax
-        import jax.numpy as jnp
-
-        import horovod.jax as hvd
-
         op = 17 if hvd.rank() == 1 else hvd.Sum
         with pytest.raises((ValueError, jax.errors.JaxRuntimeError)) as caught:
             jax.block_until_ready(jax.jit(lambda x: call(hvd, x, op))(jnp.ones(3)))

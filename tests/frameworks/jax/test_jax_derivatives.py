@@ -3,20 +3,19 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.frameworks import jax_world
-from support.world import World, WorldPool
+from support.world import World
 
-pytest.importorskip("jax", reason="not run: jax is not installed")
+jax = pytest.importorskip("jax", reason="not run: jax is not installed")
 
+import jax.numpy as jnp
 
-@pytest.fixture(scope="module")
-def world(worlds: WorldPool) -> World:
-    return jax_world(worlds)
-
+import horovod.jax as hvd
+from horovod.jax import shim
 
 # name: (a function of (hvd, x) whose gradient is taken, by rank the gradient at x = [1, 2, 3, 4] * (rank + 1))
 GRADIENTS: dict[str, tuple[Callable[[Any, Any], Any], list[list[float]]]] = {
@@ -44,11 +43,6 @@ GRADIENTS: dict[str, tuple[Callable[[Any, Any], Any], list[list[float]]]] = {
 @pytest.mark.parametrize("case", GRADIENTS)
 def test_gradients_are_those_of_the_other_frameworks(world: World, case: str) -> None:
     def run(function: Any) -> list[list[float]]:
-        import jax
-        import jax.numpy as jnp
-
-        import horovod.jax as hvd
-
         x = jnp.arange(1.0, 5.0) * (hvd.rank() + 1)
         gradient = jax.grad(lambda x: function(hvd, x))
         ways = [gradient, jax.jit(gradient), jax.grad(jax.jit(lambda x: function(hvd, x)))]
@@ -64,11 +58,6 @@ def test_gradients_are_those_of_the_other_frameworks(world: World, case: str) ->
 
 def test_derivatives_in_forward_mode_and_of_derivatives(world: World) -> None:
     def run() -> None:
-        import jax
-        import jax.numpy as jnp
-
-        import horovod.jax as hvd
-
         x = jnp.arange(3.0) + hvd.rank()
         for function in (hvd.allreduce, jax.jit(hvd.allreduce)):
             value, tangent = jax.jvp(function, (x,), (2 * x,))
@@ -89,12 +78,6 @@ def test_derivatives_in_forward_mode_and_of_derivatives(world: World) -> None:
 
 def test_a_mapped_operation_is_one_operation_of_the_batch(world: World) -> None:
     def run() -> None:
-        import jax
-        import jax.numpy as jnp
-
-        import horovod.jax as hvd
-        from horovod.jax import shim
-
         rank = hvd.rank()
         x = jnp.arange(12.0).reshape(3, 4) + 100 * rank
         both = jnp.concatenate([x - 100 * rank, x - 100 * rank + 100])
@@ -126,11 +109,6 @@ def test_a_mapped_operation_is_one_operation_of_the_batch(world: World) -> None:
 
 def test_complex_arrays_have_derivatives_and_travel_in_compiled_functions(world: World) -> None:
     def run() -> list[list[complex]]:
-        import jax
-        import jax.numpy as jnp
-
-        import horovod.jax as hvd
-
         rank = hvd.rank()
         x = jnp.array([1.0 + 2.0j])
         calls: list[Any] = [
@@ -157,12 +135,7 @@ def test_complex_arrays_have_derivatives_and_travel_in_compiled_functions(world:
 
 def test_parameters_that_differ_are_named_before_the_first_step_outside_of_jit(world: World) -> None:
     def run() -> str:
-        import warnings
-
-        import jax.numpy as jnp
         import optax
-
-        import horovod.jax as hvd
 
         params = {"w": jnp.full(3, float(hvd.rank()))}
         transform = hvd.DistributedGradientTransformation(optax.sgd(0.1), name="differing")

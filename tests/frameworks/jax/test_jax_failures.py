@@ -9,12 +9,17 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.frameworks import TENSORFLOW_ENV, jax_world
 from support.jobs import run_job
 from support.world import WorldPool
 
-pytest.importorskip("jax", reason="not run: jax is not installed")
+jax = pytest.importorskip("jax", reason="not run: jax is not installed")
+
+import jax.numpy as jnp
+
+import horovod.jax as hvd
 
 STEP = """
 import os, signal, sys, time
@@ -120,11 +125,6 @@ def test_an_operation_that_failed_leaves_later_functions_as_they_are(worlds: Wor
     process, and those of the next generation."""
 
     def run() -> list[Any]:
-        import jax
-        import jax.numpy as jnp
-
-        import horovod.jax as hvd
-
         hvd.init()
 
         @jax.jit
@@ -158,12 +158,7 @@ def test_an_operation_that_failed_leaves_later_functions_as_they_are(worlds: Wor
 
 def test_a_function_that_runs_on_several_devices_of_a_process_is_refused(worlds: WorldPool) -> None:
     def run() -> None:
-        import jax
-        import jax.numpy as jnp
-        import numpy as np
         from jax.sharding import Mesh, NamedSharding, PartitionSpec
-
-        import horovod.jax as hvd
 
         hvd.init()
         rows = NamedSharding(Mesh(np.array(jax.devices()), "devices"), PartitionSpec("devices"))

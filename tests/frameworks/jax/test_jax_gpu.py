@@ -14,7 +14,11 @@ from horovod.core import native
 from horovod.core.native import ALLGATHER, ALLREDUCE, ALLTOALL, BROADCAST, REDUCESCATTER
 
 torch = pytest.importorskip("torch", reason="not run: torch is not installed")
-pytest.importorskip("jax", reason="not run: jax is not installed")
+jax = pytest.importorskip("jax", reason="not run: jax is not installed")
+import jax.numpy as jnp
+
+import horovod.jax as hvd
+from horovod.jax.elastic_state import JaxState
 
 SUM = int(native.Sum)
 
@@ -29,8 +33,6 @@ def world(worlds: WorldPool, request: pytest.FixtureRequest) -> World:
 
 
 def started() -> Any:
-    import horovod.jax as hvd
-
     hvd.init()
     return hvd
 
@@ -45,9 +47,6 @@ def on_stream(*pairs: Any, kind: int, **more: Any) -> str | None:
 
 def test_a_function_for_cuda_calls_the_handler(worlds: WorldPool) -> None:
     def run() -> tuple[int, str]:
-        import jax
-        import jax.numpy as jnp
-
         hvd = started()
         traced = jax.jit(lambda x: hvd.allreduce(x) + hvd.allgather(x).sum()).trace(jnp.ones(3))
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
@@ -168,11 +167,6 @@ def test_a_function_of_a_world_that_is_over(worlds: WorldPool) -> None:
 
 def test_a_commit_hears_of_what_failed_after_the_launch() -> None:
     def run() -> str:
-        import jax
-        import jax.numpy as jnp
-
-        from horovod.jax.elastic_state import JaxState
-
         hvd = started()
         jax.jit(hvd.allreduce).trace(jnp.ones(3)).lower(lowering_platforms=("cuda",))  # what says that there are GPUs
         state, value, library = JaxState(step=0), rows(1), standin.library()

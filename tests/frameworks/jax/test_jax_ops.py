@@ -12,12 +12,12 @@ import pytest
 from support.frameworks import TENSORFLOW_ENV, init_of, jax_world
 from support.world import World, WorldPool
 
-pytest.importorskip("jax", reason="not run: jax is not installed")
+jax = pytest.importorskip("jax", reason="not run: jax is not installed")
 
+import jax.numpy as jnp
 
-@pytest.fixture(scope="module")
-def world(worlds: WorldPool) -> World:
-    return jax_world(worlds)
+import horovod.jax as hvd
+from horovod.jax import shim
 
 
 @pytest.fixture(scope="module")
@@ -28,19 +28,12 @@ def narrow(worlds: WorldPool) -> World:
 
 def in_both_ways(function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """What a function gives at once, and compiled, as NumPy's arrays."""
-    import jax
-    import numpy as np
-
     return [jax.tree_util.tree_map(np.asarray, each(*arguments)) for each in (function, jax.jit(function))]
 
 
 @pytest.mark.parametrize("name", [None, "tree"])
 def test_a_pytree_is_reduced_gathered_and_copied_leaf_by_leaf(world: World, name: str | None) -> None:
     def run(name: str | None) -> None:
-        import jax.numpy as jnp
-
-        import horovod.jax as hvd
-
         rank = hvd.rank()
         tree = {"a": jnp.arange(4.0) + rank, "b": [jnp.full((2, 2), rank), 3.0], "c": None}
         for seen in in_both_ways(lambda tree: hvd.allreduce(tree, op=hvd.Sum, name=name), tree):
@@ -66,10 +59,7 @@ def test_a_pytree_is_reduced_gathered_and_copied_leaf_by_leaf(world: World, name
 
 def test_an_empty_pytree_is_refused_and_several_tensors_where_one_is_meant(world: World) -> None:
     def run() -> None:
-        import jax
         from jax.experimental import sparse
-
-        import horovod.jax as hvd
 
         for call in (hvd.allreduce, hvd.allgather):
             with pytest.raises(ValueError, match="at least one tensor, got an empty"):
@@ -90,11 +80,6 @@ def test_an_empty_pytree_is_refused_and_several_tensors_where_one_is_meant(world
 
 def test_keys_and_unsigned_integers_are_moved(world: World) -> None:
     def run() -> None:
-        import jax
-        import jax.numpy as jnp
-
-        import horovod.jax as hvd
-
         rank = hvd.rank()
         given = {"key": jax.random.key(rank + 5), "wide": jnp.full(3, 2**63 + rank, jnp.uint64)}
         given |= {name: jnp.full(2, rank + 1, name) for name in ("uint16", "uint32")}
@@ -114,11 +99,6 @@ def test_keys_and_unsigned_integers_are_moved(world: World) -> None:
 
 def test_without_64_bits_numbers_are_what_jax_makes_of_them(narrow: World) -> None:
     def run() -> None:
-        import jax.numpy as jnp
-        import numpy as np
-
-        import horovod.jax as hvd
-
         assert jnp.asarray(1.0).dtype == jnp.float32
         wide = np.arange(3, dtype=np.float64)
         given = wide if hvd.rank() == 0 else jnp.asarray(wide)  # which meet, as both are float32
@@ -133,10 +113,6 @@ def test_without_64_bits_numbers_are_what_jax_makes_of_them(narrow: World) -> No
 
 def test_more_rows_than_numbers_of_32_bits_can_count_are_an_error(narrow: World) -> None:
     def run() -> list[int] | str:
-        import jax.numpy as jnp
-
-        import horovod.jax as hvd
-
         try:
             return list(hvd.alltoall(jnp.zeros((3 << 30, 0)), splits=[3 << 30, 0])[1].tolist())  # no bytes
         except ValueError as error:
@@ -149,10 +125,6 @@ def test_more_rows_than_numbers_of_32_bits_can_count_are_an_error(narrow: World)
 
 def test_large_results_are_not_copied_and_stay_as_they_are(world: World) -> None:
     def run() -> None:
-        import jax.numpy as jnp
-
-        import horovod.jax as hvd
-
         first = hvd.allreduce(jnp.ones(100_000), op=hvd.Sum, name="large")
         kept = first + 0
         for _ in range(5):
@@ -168,11 +140,6 @@ def test_large_results_are_not_copied_and_stay_as_they_are(world: World) -> None
 
 def test_a_compiled_function_goes_on_in_the_next_generation() -> None:
     def run() -> list[Any]:
-        import jax
-        import jax.numpy as jnp
-
-        import horovod.jax as hvd
-
         hvd.init()
         total = jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum, name="total"))
         seen = [float(total(jnp.ones(1))[0]) for _ in range(3)]
@@ -191,11 +158,6 @@ def test_a_rank_joins_once_what_it_has_called_is_done(world: World, way: str) ->
     """JAX returns before a function has run."""
 
     def run(way: str) -> list[float]:
-        import jax
-        import jax.numpy as jnp
-
-        import horovod.jax as hvd
-
         @jax.jit
         def step(x: Any) -> Any:
             late = jax.lax.fori_loop(0, 60, lambda _, y: jnp.tanh(y @ y), x)
@@ -216,11 +178,6 @@ def test_a_rank_joins_once_what_it_has_called_is_done(world: World, way: str) ->
 
 def test_a_set_is_removed_once_what_was_called_is_done(worlds: WorldPool) -> None:
     def run() -> list[float]:
-        import jax
-        import jax.numpy as jnp
-
-        import horovod.jax as hvd
-
         hvd.init()
         pair = hvd.add_process_set([0, 1])
 
@@ -239,11 +196,6 @@ def test_a_set_is_removed_once_what_was_called_is_done(worlds: WorldPool) -> Non
 
 def test_sets_are_those_of_the_call(worlds: WorldPool) -> None:
     def run() -> list[Any]:
-        import jax
-        import jax.numpy as jnp
-
-        import horovod.jax as hvd
-
         hvd.init()
         first = hvd.add_process_set([0, 1])
         gather = jax.jit(lambda x: hvd.allgather(x, process_set=first))
@@ -265,11 +217,6 @@ def test_sets_are_those_of_the_call(worlds: WorldPool) -> None:
 
 def test_what_was_compiled_for_another_number_of_ranks_is_refused(worlds: WorldPool) -> None:
     def run() -> str:
-        import jax
-        import jax.numpy as jnp
-
-        import horovod.jax as hvd
-
         hvd.init()
         large = hvd.add_process_set([1, 2])
         number, gather = large.process_set_id, None
@@ -294,12 +241,6 @@ def test_what_was_compiled_for_another_number_of_ranks_is_refused(worlds: WorldP
 
 def test_functions_are_compiled_again_in_a_world_of_another_size() -> None:
     def run() -> list[int]:
-        import jax
-        import jax.numpy as jnp
-
-        import horovod.jax as hvd
-        from horovod.jax import shim
-
         hvd.init()
         gather = jax.jit(hvd.allgather)
         gather(jnp.ones(1))

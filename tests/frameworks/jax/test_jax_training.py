@@ -8,30 +8,25 @@ from typing import Any
 import numpy as np
 import pytest
 from support.extent import later
-from support.frameworks import TENSORFLOW_ENV, jax_world
+from support.frameworks import TENSORFLOW_ENV
 from support.keras_worlds import started
 from support.world import World, WorldPool
 
-pytest.importorskip("jax", reason="not run: jax is not installed")
-pytest.importorskip("optax", reason="not run: optax is not installed")
+jax = pytest.importorskip("jax", reason="not run: jax is not installed")
+optax = pytest.importorskip("optax", reason="not run: optax is not installed")
+import jax.numpy as jnp
 
-
-@pytest.fixture(scope="module")
-def world(worlds: WorldPool) -> World:
-    return jax_world(worlds)
+import horovod.jax as hvd
+from horovod.jax import shim
 
 
 def loss_of(params: Any, inputs: Any, targets: Any) -> Any:
-    import jax.numpy as jnp
-
     hidden = jnp.tanh(inputs @ params["first"]["w"] + params["first"]["b"])
     return ((hidden @ params["last"]["w"] - targets) ** 2).mean()
 
 
 def problem() -> tuple[Any, Any, Any]:
     """Parameters, inputs and targets, equal on all ranks."""
-    import jax.numpy as jnp
-
     random = np.random.default_rng(7)
     first = {"w": jnp.asarray(random.standard_normal((6, 5))), "b": jnp.zeros(5)}
     params = {"first": first, "last": {"w": jnp.asarray(random.standard_normal((5, 2)))}}
@@ -41,9 +36,6 @@ def problem() -> tuple[Any, Any, Any]:
 
 def trained(transform: Any, rank: int, size: int, steps: int, is_compiled: bool) -> tuple[Any, list[float]]:
     """The parameters and losses after some steps with this rank's part of the batch."""
-    import jax
-    import optax
-
     params, inputs, targets = problem()
     mine = slice(rank * 64 // size, (rank + 1) * 64 // size)
 
@@ -75,13 +67,6 @@ AT_ONCE = [(OPTIONS[0], False), *(later(options, False) for options in OPTIONS[1
 @pytest.mark.parametrize(("options", "is_compiled"), [*COMPILED, *AT_ONCE], ids=str)
 def test_two_ranks_train_as_one_with_the_whole_batch(world: World, options: dict[str, Any], is_compiled: bool) -> None:
     def run(options: dict[str, Any], is_compiled: bool) -> tuple[bool, list[float]]:
-        import jax
-        import jax.numpy as jnp
-        import optax
-
-        import horovod.jax as hvd
-        from horovod.jax import shim
-
         if "compression" in options:
             options = {"compression": getattr(hvd.Compression, options["compression"])}
         rate = 0.05 / (2 if options.get("op") == hvd.Sum else 1)  # the sum of two gradients is twice their average
@@ -104,13 +89,6 @@ def test_two_ranks_train_as_one_with_the_whole_batch(world: World, options: dict
 @pytest.mark.parametrize("is_average", [False, True])
 def test_passes_are_summed_and_reduced_once(world: World, is_average: bool) -> None:
     def run(is_average: bool) -> None:
-        import jax
-        import jax.numpy as jnp
-        import optax
-
-        import horovod.jax as hvd
-        from horovod.jax import shim
-
         options = {"backward_passes_per_step": 3, "average_aggregated_gradients": is_average}
         transform = hvd.DistributedGradientTransformation(optax.sgd(1.0), **options)
         params = {"w": jnp.zeros(2)}
@@ -140,12 +118,6 @@ def test_passes_are_summed_whatever_the_dtypes_of_gradients_and_updates(
     world: World, case: str, is_compiled: bool
 ) -> None:
     def run(params_dtype: str, gradient_dtype: str, options: dict[str, Any], is_compiled: bool) -> None:
-        import jax
-        import jax.numpy as jnp
-        import optax
-
-        import horovod.jax as hvd
-
         optimizer = optax.adam(1.0, **options)
         transform = hvd.DistributedGradientTransformation(optimizer, backward_passes_per_step=2)
         params, gradient = jnp.ones(3, params_dtype), jnp.full(3, 1.0 + 2 * hvd.rank(), gradient_dtype)
@@ -164,12 +136,6 @@ def test_passes_are_summed_whatever_the_dtypes_of_gradients_and_updates(
 
 def test_passes_leave_the_gradients_of_integers_alone(world: World) -> None:
     def run() -> None:
-        import jax
-        import jax.numpy as jnp
-        import optax
-
-        import horovod.jax as hvd
-
         params = {"w": jnp.ones(2), "n": jnp.arange(2)}
         optimizer = optax.masked(optax.sgd(1.0), {"w": True, "n": False})
         transform = hvd.DistributedGradientTransformation(optimizer, backward_passes_per_step=2)
@@ -184,11 +150,6 @@ def test_passes_leave_the_gradients_of_integers_alone(world: World) -> None:
 
 def test_adasum_combines_the_updates(world: World) -> None:
     def run() -> list[Any]:
-        import jax.numpy as jnp
-        import optax
-
-        import horovod.jax as hvd
-
         transform = hvd.DistributedGradientTransformation(optax.sgd(0.5), op=hvd.Adasum)
         params = jnp.zeros(2)
         apart = jnp.array([[2.0, 0.0], [0.0, 4.0]])[hvd.rank()]
@@ -203,10 +164,6 @@ def test_gradients_may_be_pythons_numbers(world: World) -> None:
     """A derivative that is written by hand often gives some."""
 
     def run() -> None:
-        import jax
-
-        import horovod.jax as hvd
-
         gradients = {"scale": 2.0 + hvd.rank(), "steps": 4}
         for reduce in (hvd.allreduce_gradients, lambda _: jax.jit(lambda: hvd.allreduce_gradients(gradients))()):
             reduced = reduce(gradients)
@@ -217,11 +174,6 @@ def test_gradients_may_be_pythons_numbers(world: World) -> None:
 
 def test_gradients_by_themselves(world: World) -> None:
     def run() -> None:
-        import jax
-        import jax.numpy as jnp
-
-        import horovod.jax as hvd
-
         rank = hvd.rank()
         function = lambda w, k: ((w["a"] * (rank + 1)).sum() + 0.0 * k, "aux")  # noqa: E731
         w = {"a": jnp.arange(3.0), "n": jnp.arange(2)}
@@ -245,12 +197,6 @@ def test_gradients_by_themselves(world: World) -> None:
 
 def test_start_values_are_those_of_the_root(world: World) -> None:
     def run() -> list[str]:
-        import jax
-        import jax.numpy as jnp
-        import optax
-
-        import horovod.jax as hvd
-
         rank = hvd.rank()
         params = {
             "w": jnp.full((2, 3), float(rank)),
@@ -293,10 +239,6 @@ def test_start_values_are_those_of_the_root(world: World) -> None:
 )
 def test_options_that_make_no_sense_are_refused(world: World, options: dict[str, Any], text: str) -> None:
     def run(options: dict[str, Any]) -> str:
-        import optax
-
-        import horovod.jax as hvd
-
         with pytest.raises(ValueError) as caught:
             hvd.DistributedGradientTransformation(optax.sgd(0.1), **options)
         with pytest.raises(TypeError, match="expected an optax.GradientTransformation, got 3"):
@@ -310,11 +252,6 @@ def test_a_set_that_is_not_registered_is_refused(world: World) -> None:
     pytest.importorskip("flax", reason="not run: flax is not installed")
 
     def run() -> None:
-        import jax
-        import jax.numpy as jnp
-
-        import horovod.jax as hvd
-
         with pytest.raises(ValueError, match="is not registered"):
             hvd.allreduce_gradients({"w": jnp.ones(2)}, process_set=hvd.ProcessSet([]))
         layer = hvd.SyncBatchNorm(use_running_average=False, process_set=hvd.ProcessSet([0, 1]))
@@ -331,10 +268,6 @@ def test_batches_are_normalized_as_if_they_were_one(world: World, is_compiled: b
 
     def run(is_compiled: bool) -> None:
         import flax.linen as nn
-        import jax
-        import jax.numpy as jnp
-
-        import horovod.jax as hvd
 
         random = np.random.default_rng(3)
         whole = random.standard_normal((10, 4, 3)) * [1.0, 20.0, 0.1] + [0.0, 100.0, -1e4]
@@ -377,11 +310,7 @@ def test_batches_are_normalized_by_the_layer_for_nnx(world: World) -> None:
     pytest.importorskip("flax", reason="not run: flax is not installed")
 
     def run() -> None:
-        import jax
-        import jax.numpy as jnp
         from flax import nnx
-
-        import horovod.jax as hvd
 
         whole = np.random.default_rng(3).standard_normal((10, 4, 3)) * [1.0, 20.0, 0.1] + [0.0, 100.0, -1e4]
         rows = slice(0, 3) if hvd.rank() == 0 else slice(3, 10)  # uneven
@@ -424,10 +353,8 @@ def test_batches_are_normalized_by_the_layer_for_nnx(world: World) -> None:
 def test_keras_reduces_inside_of_its_compiled_step(worlds: WorldPool) -> None:
     def run() -> tuple[int, float]:
         import keras
-        import numpy as np
 
         import horovod.keras as hvd
-        from horovod.jax import shim
 
         keras.utils.set_random_seed(1)
         model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)])
@@ -455,17 +382,14 @@ def test_frameworks_of_a_process_share_one_world(worlds: WorldPool) -> None:
         import horovod.torch as of_torch
 
         of_torch.init()
-        import jax
-        import jax.numpy as jnp
         import tensorflow as tf
         import torch
 
-        import horovod.jax as of_jax
         import horovod.tensorflow as of_tensorflow
 
-        rank = of_jax.rank()
-        of_jax.init()  # the world that there is
-        compiled = jax.jit(lambda x: of_jax.allreduce(x, op=of_jax.Sum, name="jax"))
+        rank = hvd.rank()
+        hvd.init()  # the world that there is
+        compiled = jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum, name="jax"))
         graph = tf.function(lambda x: of_tensorflow.allreduce(x, op=of_tensorflow.Sum, name="tensorflow"))
         seen = []
         for step in range(5):
@@ -473,17 +397,17 @@ def test_frameworks_of_a_process_share_one_world(worlds: WorldPool) -> None:
             jaxs, tensorflows = compiled(jnp.full(3, float(rank + step))), graph(tf.fill([3], float(rank + step)))
             seen.append([float(each[0]) for each in (of_torch.synchronize(handle), jaxs, tensorflows)])
         mixed = (
-            of_jax.allgather(jnp.full(1, rank), name="mixed")
+            hvd.allgather(jnp.full(1, rank), name="mixed")
             if rank
             else of_torch.allgather(torch.full((1,), rank, dtype=torch.int32), name="mixed")
         )  # ranks with different frameworks meet, too
-        statistics = [module.statistics()["batches"] for module in (of_torch, of_tensorflow, of_jax)]
+        statistics = [module.statistics()["batches"] for module in (of_torch, of_tensorflow, hvd)]
         of_tensorflow.shutdown()
         return {
             "seen": seen,
             "mixed": mixed.tolist(),
             "one engine": len(set(statistics)) == 1,
-            "initialized": [module.is_initialized() for module in (of_torch, of_tensorflow, of_jax)],
+            "initialized": [module.is_initialized() for module in (of_torch, of_tensorflow, hvd)],
         }
 
     for results in worlds(2, TENSORFLOW_ENV).run(run):

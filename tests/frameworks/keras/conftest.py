@@ -3,7 +3,7 @@
 
 import pytest
 from support.extent import later
-from support.keras_worlds import BACKENDS, started
+from support.keras_worlds import BACKENDS, Either, started
 from support.world import World, WorldPool
 
 
@@ -21,3 +21,10 @@ def tensorflow(worlds: WorldPool) -> World:
 @pytest.fixture(scope="module")
 def legacy(worlds: WorldPool) -> World:
     return started(worlds, "tensorflow", legacy=True)
+
+
+@pytest.fixture(scope="module", params=[BACKENDS[0], *map(later, BACKENDS[1:]), "tf-keras"])
+def either(worlds: WorldPool, request: pytest.FixtureRequest) -> Either:
+    """Keras 3 or tf-keras."""
+    legacy = request.param == "tf-keras"
+    return Either(started(worlds, BACKENDS[0] if legacy else request.param, legacy), legacy)

@@ -5,6 +5,7 @@ the whole batch, replicas stay equal, callbacks do what they say, models are sav
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,16 @@ import numpy as np
 import pytest
 from support.extent import THOROUGH, later
 from support.frameworks import TENSORFLOW_ENV
-from support.keras_worlds import BACKENDS, data
+from support.keras_worlds import BACKENDS, data, library
 from support.world import World, WorldPool
 
-pytest.importorskip("keras", reason="not run: keras is not installed")
+keras = pytest.importorskip("keras", reason="not run: keras is not installed")
+tf = pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
+
+import horovod.keras as hvd
+import horovod.tensorflow.keras as tf_hvd
+from horovod.keras.distributed import is_distributed
+from horovod.tensorflow import xla
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 OPTIMIZERS = ["SGD", "Adam", "Adagrad", "RMSprop"]
@@ -26,17 +33,7 @@ WITH_EMBEDDINGS = [BACKENDS_AND_OPTIMIZERS[0], *(later(*case) for case in BACKEN
 
 def difference_to_one_process(name: str, legacy: str = "", scale: float = 1.0) -> float:
     """Trains on halves with Horovod and on the whole without; how far the weights are apart. scale: of the targets."""
-    import horovod.keras as hvd
-
-    if legacy:
-        import tensorflow as tf
-
-        keras: Any = tf.keras
-        optimizers: Any = keras.optimizers.legacy if legacy == "legacy" else keras.optimizers
-    else:
-        import keras
-
-        optimizers = keras.optimizers
+    keras, optimizers, hvd = library(legacy)
     arguments = {"SGD": {"momentum": 0.9}}.get(name, {})
     inputs, targets = data()
     targets = targets * np.float32(scale)
@@ -49,12 +46,7 @@ def difference_to_one_process(name: str, legacy: str = "", scale: float = 1.0) -
         callbacks = []
         if distributed:
             optimizer = hvd.DistributedOptimizer(optimizer)
-            if legacy:
-                import horovod.tensorflow.keras as tf_hvd
-
-                callbacks = [tf_hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
-            else:
-                callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+            callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
         model.compile(optimizer=optimizer, loss="mse")
         rows = slice(rank, None, 2) if distributed else slice(0, None)
         batch = 8 if distributed else 16
@@ -78,17 +70,10 @@ def test_tf_keras_training_equals_one_process_on_the_whole_batch(legacy: World, 
     assert max(legacy.run(difference_to_one_process, name, kind)) < 2e-5
 
 
-def difference_with_embeddings(name: str, legacy: bool) -> tuple[float, bool]:
+def difference_with_embeddings(name: str, legacy: str = "") -> tuple[float, bool]:
     """As difference_to_one_process, with a table of which a batch takes a few rows, some twice; and whether the
     gradient of the table was sparse."""
-    import horovod.keras as hvd
-
-    if legacy:
-        import tensorflow as tf
-
-        keras: Any = tf.keras
-    else:
-        import keras
+    keras, _, hvd = library(legacy)
     arguments = {"SGD": {"momentum": 0.9}}.get(name, {})
     ids = np.random.default_rng(4).integers(0, 12, (32, 3))
     targets = np.sin(ids.sum(axis=1, keepdims=True)).astype(np.float32)
@@ -116,9 +101,7 @@ def difference_with_embeddings(name: str, legacy: bool) -> tuple[float, bool]:
 @pytest.mark.parametrize(("world", "name"), WITH_EMBEDDINGS, indirect=["world"])
 def test_training_with_embeddings_equals_one_process_on_the_whole_batch(world: World, name: str) -> None:
     def run(name: str, train: Any) -> list[Any]:
-        import keras
-
-        difference, was_sparse = train(name, False)
+        difference, was_sparse = train(name)
         return [difference, was_sparse == (keras.backend.backend() == "tensorflow")]
 
     for difference, is_as_expected in world.run(run, name, difference_with_embeddings):
@@ -128,7 +111,7 @@ def test_training_with_embeddings_equals_one_process_on_the_whole_batch(world: W
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_tf_keras_training_with_embeddings_equals_one_process_on_the_whole_batch(legacy: World, name: str) -> None:
-    for difference, was_sparse in legacy.run(difference_with_embeddings, name, True):
+    for difference, was_sparse in legacy.run(difference_with_embeddings, name, "new"):
         assert difference < 2e-5 and was_sparse
 
 
@@ -137,8 +120,6 @@ def test_training_in_mixed_precision_is_near_to_one_process_on_the_whole_batch(
     world: World, policy: str, tolerance: float
 ) -> None:
     def run(policy: str, train: Any) -> float:
-        import keras
-
         keras.config.set_dtype_policy(policy)
         try:
             return float(train("SGD", scale=0.1))  # no infinities, which make steps of the two be skipped differently
@@ -151,20 +132,8 @@ def test_training_in_mixed_precision_is_near_to_one_process_on_the_whole_batch(
 def weights_under_a_schedule(momentum_correction: bool, name: str, legacy: str = "") -> list[float]:
     """A weight whose gradient is 1 is trained with momentum while the rate falls to a tenth in every epoch: the weight
     after every batch. RMSprop without memory divides the gradient by its own size: it steps as SGD does."""
-    if legacy:
-        import tensorflow as tf
-
-        import horovod.tensorflow.keras as hvd
-
-        keras: Any = tf.keras
-        optimizers: Any = keras.optimizers.legacy if legacy == "legacy" else keras.optimizers
-        mean: Any = tf.reduce_mean
-    else:
-        import keras
-
-        import horovod.keras as hvd
-
-        optimizers, mean = keras.optimizers, keras.ops.mean
+    keras, optimizers, hvd = library(legacy)
+    mean = keras.backend.mean if legacy else keras.ops.mean
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
     memory = {"rho": 0.0, "epsilon": 1e-12} if name == "RMSprop" else {}
     plain = getattr(optimizers, name.removeprefix("scaled "))(0.1, momentum=0.5, **memory)
@@ -220,11 +189,7 @@ def test_tf_keras_in_a_graph_of_tensorflow_1(legacy: World) -> None:
     """Whose variables have values in a session only: the callbacks' too."""
 
     def run() -> list[Any]:
-        import tensorflow as tf
-
-        import horovod.tensorflow.keras as hvd
-
-        keras: Any = tf.keras
+        keras, _, hvd = library("legacy")
         seen: list[Any] = []
         with tf.Graph().as_default() as graph, tf.compat.v1.Session(graph=graph) as session:
             tf.compat.v1.keras.backend.set_session(session)
@@ -262,10 +227,6 @@ def test_tf_keras_in_a_graph_of_tensorflow_1(legacy: World) -> None:
 
 def test_a_model_that_is_built_by_its_first_batch_starts_as_the_root_does(world: World) -> None:
     def run(jit: bool) -> list[Any]:
-        import keras
-
-        import horovod.keras as hvd
-
         keras.utils.set_random_seed(hvd.rank())
         model = keras.Sequential([keras.layers.Dense(4), keras.layers.BatchNormalization(), keras.layers.Dense(1)])
         optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.01))
@@ -290,11 +251,6 @@ def test_a_model_that_is_built_by_its_first_batch_starts_as_the_root_does(world:
 @pytest.mark.oldest_tensorflow
 def test_the_compiled_path_is_taken(tensorflow: World) -> None:
     def run() -> int:
-        import keras
-
-        import horovod.keras as hvd
-        from horovod.tensorflow import xla
-
         model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
         model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), loss="mse", jit_compile=True)
         before = xla.calls()
@@ -306,10 +262,6 @@ def test_the_compiled_path_is_taken(tensorflow: World) -> None:
 
 def test_callbacks_set_rates_and_average_metrics(world: World) -> None:
     def run() -> dict[str, list[float]]:
-        import keras
-
-        import horovod.keras as hvd
-
         rank = hvd.rank()
         keras.utils.set_random_seed(0)
         model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
@@ -349,28 +301,21 @@ def test_callbacks_set_rates_and_average_metrics(world: World) -> None:
 
 def test_operations_on_tensors_give_tensors(world: World) -> None:
     def run() -> dict[str, list[float]]:
-        import keras
-
-        import horovod.keras
-        import horovod.tensorflow.keras as of_tensorflow
-
         seen: dict[str, list[float]] = {}
-        packages = {"keras": (horovod.keras, keras.ops.convert_to_tensor, keras.ops.is_tensor)}
+        packages = {"keras": (hvd, keras.ops.convert_to_tensor, keras.ops.is_tensor)}
         if keras.backend.backend() == "tensorflow":
-            import tensorflow as tf
-
-            packages["tensorflow"] = (of_tensorflow, tf.constant, tf.is_tensor)
-        for package, (hvd, tensor, is_tensor) in packages.items():
+            packages["tensorflow"] = (tf_hvd, tf.constant, tf.is_tensor)
+        for package, (module, tensor, is_tensor) in packages.items():
             values = np.array([1.0, 2.0], np.float32) * (hvd.rank() + 1)
             results = {
-                "allreduce": hvd.allreduce(tensor(values)),
-                "scalar": hvd.allreduce(tensor(values[0])),
-                "allgather": hvd.allgather(tensor(values)),
-                "broadcast": hvd.broadcast(tensor(values), 1),
-                "reducescatter": hvd.reducescatter(tensor(values)),
+                "allreduce": module.allreduce(tensor(values)),
+                "scalar": module.allreduce(tensor(values[0])),
+                "allgather": module.allgather(tensor(values)),
+                "broadcast": module.broadcast(tensor(values), 1),
+                "reducescatter": module.reducescatter(tensor(values)),
             }
             assert all(is_tensor(result) for result in results.values()), results
-            assert isinstance(hvd.allreduce(values), np.ndarray) and isinstance(hvd.allreduce(1.0), float)
+            assert isinstance(module.allreduce(values), np.ndarray) and isinstance(module.allreduce(1.0), float)
             for name, result in results.items():
                 seen[f"{package} {name}"] = np.ravel(keras.ops.convert_to_numpy(result)).tolist()
         return seen
@@ -392,11 +337,6 @@ def test_operations_on_tensors_give_tensors(world: World) -> None:
 @pytest.mark.parametrize("ending", ["keras", "h5"])
 def test_a_loaded_model_trains_on_with_its_state(world: World, tmp_path: Path, ending: str) -> None:
     def run(folder: str, ending: str) -> list[Any]:
-        import keras
-
-        import horovod.keras as hvd
-        from horovod.keras.distributed import is_distributed
-
         path = f"{folder}/{hvd.rank()}.{ending}"
         keras.utils.set_random_seed(0)
         loss = keras.losses.MeanSquaredError()  # Keras 3 cannot load an .h5 file with "mse"
@@ -423,11 +363,7 @@ def test_a_loaded_model_trains_on_with_its_state(world: World, tmp_path: Path, e
 
 def test_loss_scaling_skips_the_same_steps_on_all_ranks(world: World) -> None:
     def run() -> list[Any]:
-        import keras
         from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
-
-        import horovod.keras as hvd
-        from horovod.keras.distributed import is_distributed
 
         keras.utils.set_random_seed(0)
         policy = keras.dtype_policies.DTypePolicy("mixed_float16")
@@ -450,12 +386,6 @@ def test_loss_scaling_skips_the_same_steps_on_all_ranks(world: World) -> None:
 
 def test_a_lost_rank_ends_fit_with_its_name(worlds: WorldPool) -> None:
     def run() -> str:
-        import os
-
-        import keras
-
-        import horovod.keras as hvd
-
         hvd.init()
         model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
         model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), loss="mse")
@@ -486,13 +416,6 @@ def test_mnist_is_learned(tensorflow: World, monkeypatch: pytest.MonkeyPatch) ->
         pytest.skip("not run: the MNIST files are not in the cache; `make data` or HVD_TEST_MNIST=folder")
 
     def run(folder: str, examples: str, epochs: int) -> list[float]:
-        import sys
-        from pathlib import Path
-
-        import keras
-
-        import horovod.keras as hvd
-
         sys.path.insert(0, examples)
         from common import mnist
 

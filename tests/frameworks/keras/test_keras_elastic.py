@@ -6,15 +6,22 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import warnings
 from typing import Any
 
 import numpy as np
 import pytest
 from support.elastic.elastic_session import same_ranks
 from support.extent import later
+from support.keras_worlds import Either, library
 from support.world import World
 
-pytest.importorskip("keras", reason="not run: keras is not installed")
+from horovod.core import barrier
+from horovod.core.exceptions import HorovodInternalError, MismatchError
+
+keras = pytest.importorskip("keras", reason="not run: keras is not installed")
+import horovod.keras as hvd
+from horovod.keras.elastic_state import KerasState
 
 STEPS, EPOCHS = 4, 3
 
@@ -22,36 +29,22 @@ STEPS, EPOCHS = 4, 3
 class Ours:
     """The parts under test, for Keras 3 or for tf-keras."""
 
-    def __init__(self, legacy: bool) -> None:
-        if legacy:
-            import tensorflow as tf
-
-            from horovod.tensorflow.keras import elastic_callbacks, elastic_state
-
-            self.keras: Any = tf.keras
-            self.callbacks: Any = elastic_callbacks
-            self.KerasState: Any = elastic_state.KerasState
-        else:
-            import keras
-
-            from horovod.keras import elastic_callbacks as callbacks_of_keras_3
-            from horovod.keras import elastic_state as state_of_keras_3
-
-            self.keras, self.callbacks = keras, callbacks_of_keras_3
-            self.KerasState = state_of_keras_3.KerasState
+    def __init__(self, legacy: bool = False) -> None:
+        self.keras, _, package = library("new" if legacy else "")
+        self.callbacks = importlib.import_module(f"{package.__name__}.elastic_callbacks")
+        self.KerasState: Any = importlib.import_module(f"{package.__name__}.elastic_state").KerasState
 
     def built(self, seed: int = 0, **options: Any) -> Any:
         """A model with buffers and random layers, and an optimizer whose slots are not made yet."""
-        import horovod.keras as hvd
-
-        if options:  # that Keras 3's own wrapper does not have
-            import horovod.tensorflow.keras as hvd
+        package = (
+            importlib.import_module("horovod.tensorflow.keras") if options else hvd
+        )  # Keras 3's own has no options
         layers = self.keras.layers
         self.keras.utils.set_random_seed(seed)
         model = self.keras.Sequential([layers.Dense(4), layers.BatchNormalization(), layers.Dense(1)])
         model.build((None, 6))
         optimizer = self.keras.optimizers.Adam(0.01 * (seed + 1))
-        model.compile(optimizer=hvd.DistributedOptimizer(optimizer, **options), loss="mse")
+        model.compile(optimizer=package.DistributedOptimizer(optimizer, **options), loss="mse")
         return model
 
     def numbers(self, model: Any) -> list[Any]:
@@ -68,15 +61,11 @@ class Ours:
 
 def same_batches(count: int = STEPS) -> tuple[Any, Any]:
     """Batches that are all alike, so that weights depend on their number only."""
-    import horovod.keras as hvd
-
     inputs = np.random.default_rng(hvd.rank()).standard_normal((8, 6)).astype(np.float32)
     return np.tile(inputs, (count, 1)), np.tile(inputs.sum(axis=1, keepdims=True), (count, 1))
 
 
 def state_is_synced_saved_and_restored(legacy: bool) -> Any:
-    import horovod.keras as hvd
-
     ours = Ours(legacy)
     model = ours.built(hvd.rank())
     state = ours.KerasState(model, epoch=hvd.rank(), history=[hvd.rank()])
@@ -102,23 +91,13 @@ def state_is_synced_saved_and_restored(legacy: bool) -> Any:
     return facts
 
 
-def test_a_sync_gives_all_ranks_rank_0s_state_with_slots_and_saves_it(world: World) -> None:
-    first, second = world.run(state_is_synced_saved_and_restored, False)
-    assert first == second and first[1:] == (0, [0])
-
-
-def test_the_same_with_tf_keras(legacy: World) -> None:
-    first, second = legacy.run(state_is_synced_saved_and_restored, True)
+def test_a_sync_gives_all_ranks_rank_0s_state_with_slots_and_saves_it(either: Either) -> None:
+    first, second = either.world.run(state_is_synced_saved_and_restored, either.legacy)
     assert first == second and first[1:] == (0, [0])
 
 
 def test_seeds_of_random_layers_are_restored_but_stay_each_ranks_own(world: World) -> None:
     def run() -> tuple[Any, Any, Any]:
-        import keras
-
-        import horovod.keras as hvd
-        from horovod.keras.elastic_state import KerasState
-
         keras.utils.set_random_seed(hvd.rank())
         model = keras.Sequential([keras.Input((50,)), keras.layers.Dense(50), keras.layers.GaussianNoise(0.5)])
         state = KerasState(model, None)
@@ -137,12 +116,6 @@ def test_seeds_of_random_layers_are_restored_but_stay_each_ranks_own(world: Worl
 
 
 def ranks_whose_models_differ() -> str:
-    import keras
-
-    import horovod.keras as hvd
-    from horovod.core.exceptions import MismatchError
-    from horovod.keras.elastic_state import KerasState
-
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2 + hvd.rank())])
     try:
         KerasState(model).sync()
@@ -181,13 +154,8 @@ def expected_commits() -> list[Any]:
     return one + [(epoch + 1, batch, done + STEPS) for epoch, batch, done in one]
 
 
-def test_counters_and_weights_of_a_commit_are_of_one_moment_in_any_order_of_callbacks(world: World) -> None:
-    for seen in world.run(fit_in_all_orders, False):
-        assert seen == [expected_commits()] * 6
-
-
-def test_the_same_orders_with_tf_keras(legacy: World) -> None:
-    for seen in legacy.run(fit_in_all_orders, True):
+def test_counters_and_weights_of_a_commit_are_of_one_moment_in_any_order_of_callbacks(either: Either) -> None:
+    for seen in either.world.run(fit_in_all_orders, either.legacy):
         assert seen == [expected_commits()] * 6
 
 
@@ -196,9 +164,6 @@ def fit_with(events: dict[int, str], legacy: bool, options: dict[str, Any]) -> A
 
     Returns the numbers of the model, the counters, how each world was left, (epoch, batches) of each fit's epochs.
     """
-    import horovod.keras as hvd
-    from horovod.core import barrier
-    from horovod.core.exceptions import HorovodInternalError
     from horovod.elastic.worker.decorator import run
 
     ours = Ours(legacy)
@@ -257,18 +222,10 @@ EVENTS = {2: "loss", 5: "update", 8: "loss"}
 
 
 @pytest.mark.parametrize("every", [later(1), 2])
-def test_a_fit_that_is_interrupted_trains_as_many_batches_as_one_that_is_not(world: World, every: int) -> None:
-    plain = world.run(fit_with, {}, False, {})
-    disturbed = world.run(fit_with, EVENTS, False, {"every": every})
+def test_a_fit_that_is_interrupted_trains_as_many_batches_as_one_that_is_not(either: Either, every: int) -> None:
+    plain = either.world.run(fit_with, {}, either.legacy, {})
+    disturbed = either.world.run(fit_with, EVENTS, either.legacy, {"every": every})
     assert [outcome[2] for outcome in plain] == [[], []]
-    assert [outcome[2] for outcome in disturbed] == [[False, True, False]] * 2
-    assert all(outcome[1] == (EPOCHS, 0) for outcome in plain + disturbed)
-    assert plain[0][0] == disturbed[0][0], "bit for bit"
-
-
-def test_the_same_interrupts_with_tf_keras(legacy: World) -> None:
-    plain = legacy.run(fit_with, {}, True, {})
-    disturbed = legacy.run(fit_with, EVENTS, True, {})
     assert [outcome[2] for outcome in disturbed] == [[False, True, False]] * 2
     assert all(outcome[1] == (EPOCHS, 0) for outcome in plain + disturbed)
     assert plain[0][0] == disturbed[0][0], "bit for bit"
@@ -285,7 +242,7 @@ def test_a_loss_at_the_end_of_an_epoch_takes_back_to_its_last_commit_only(tensor
 
 def weights_after_passes(interrupted: bool) -> Any:
     """Of a step that sums two passes; if interrupted, another world began after a first one over other data."""
-    ours = Ours(legacy=False)
+    ours = Ours()
     model = ours.built(backward_passes_per_step=2)
     state = ours.KerasState(model)
     inputs, targets = same_batches(1)
@@ -304,9 +261,7 @@ def test_passes_of_a_step_that_was_interrupted_begin_anew(tensorflow: World) -> 
 
 def fit_with_files(stopped_by_another: bool) -> Any:
     """A resumed fit over a dataset that is read by threads, and must be told when an epoch ends."""
-    import keras
-
-    ours = Ours(legacy=False)
+    ours = Ours()
     model = ours.built()
 
     class Files(keras.utils.PyDataset):
@@ -348,9 +303,7 @@ def test_who_stops_the_training_in_a_resumed_epoch_is_heard(tensorflow: World) -
 
 
 def fit_without_a_known_length() -> Any:
-    import warnings
-
-    ours = Ours(legacy=False)
+    ours = Ours()
     model = ours.built()
 
     def batches() -> Any:

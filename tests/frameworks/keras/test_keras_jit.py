@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from support.world import World
 
-pytest.importorskip("keras", reason="not run: keras is not installed")
-pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
+keras = pytest.importorskip("keras", reason="not run: keras is not installed")
+tf = pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
+import horovod.tensorflow.keras as hvd
+from horovod.tensorflow import DistributedGradientTape, xla
 
 
 @pytest.mark.parametrize("kind", ["loaded", "own train_step"])
@@ -21,12 +23,6 @@ def test_jit_is_switched_off_if_xla_cannot_hold_what_is_not_in_the_optimizer_yet
     """Of a loaded model the optimizer becomes distributed after compile(); a train_step() reduces by itself."""
 
     def run(kind: str, folder: str) -> list[float]:
-        import keras
-        import tensorflow as tf
-
-        import horovod.tensorflow.keras as hvd
-        from horovod.tensorflow import DistributedGradientTape, xla
-
         class Own(keras.Model):
             def __init__(self) -> None:
                 super().__init__()
@@ -71,8 +67,6 @@ def test_xla_has_the_reductions_of_a_function_in_one_order(tensorflow: World) ->
     """By their data: XLA may move calls that do not depend on each other, on each rank in another way."""
 
     def run() -> tuple[list[bool], list[list[float]]]:
-        import tensorflow as tf
-
         import horovod.tensorflow as hvd
 
         @tf.function(jit_compile=True)

@@ -6,16 +6,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.elastic.elastic_session import same_ranks
-from support.world import WorldPool
+from support.elastic.elastic_session import check_that_training_survives, trained
+from support.world import World
 
 mx = pytest.importorskip("mxnet", reason="not run: mxnet is not installed")
+
+import horovod.mxnet as hvd
+from horovod.mxnet.elastic_state import MXNetState
 
 
 def built(seed: int) -> tuple[Any, Any]:
     """A network with statistics, and a trainer, that differ from seed to seed."""
-    import horovod.mxnet as hvd
-
     mx.random.seed(seed)
     net = mx.gluon.nn.HybridSequential(prefix="net_")
     with net.name_scope():
@@ -42,12 +43,8 @@ def numbers(net: Any, trainer: Any) -> Any:
     return [named[name].data().asnumpy().tolist() for name in sorted(named)], slots, trainer.learning_rate
 
 
-def test_a_sync_gives_all_ranks_rank_0s_state_and_saves_it(worlds: WorldPool) -> None:
+def test_a_sync_gives_all_ranks_rank_0s_state_and_saves_it(two: World) -> None:
     def run() -> Any:
-        import horovod.mxnet as hvd
-        from horovod.mxnet.elastic_state import MXNetState
-
-        hvd.init()
         net, trainer = built(hvd.rank())
         arrays = {"b": mx.nd.ones((2,)) * hvd.rank(), "a": mx.nd.ones((1, 1), dtype="float16") * hvd.rank()}
         state = MXNetState(net, trainer, averages=arrays, epoch=hvd.rank())
@@ -66,52 +63,28 @@ def test_a_sync_gives_all_ranks_rank_0s_state_and_saves_it(worlds: WorldPool) ->
             assert (numbers(net, trainer), [arrays[name].asnumpy().tolist() for name in "ab"], state.epoch) == facts
         return facts
 
-    first, second = worlds(2).run(run)
+    first, second = two.run(run)
     assert first == second and first[1:] == ([[[0.0]], [0.0, 0.0]], 0)
     assert len(first[0][1]) > 0, "the optimizer has slots"
 
 
 def test_parameters_without_values_are_named() -> None:
-    from horovod.mxnet.elastic_state import MXNetState
-
     net = mx.gluon.nn.Dense(2, prefix="net_")
     net.initialize()
     with pytest.raises(ValueError, match=r"MXNetState: the parameter `net_\w+` has no values yet\nhint: net.init"):
         MXNetState(net)
 
 
-def test_training_survives_losses_and_changes_and_ends_as_if_nothing_had_been(worlds: WorldPool) -> None:
+def test_training_survives_losses_and_changes_and_ends_as_if_nothing_had_been(two: World) -> None:
     """What fails is in MXNet's arrays, which must not become what is saved."""
 
     def run(events: dict[int, str]) -> Any:
-        import horovod.mxnet as hvd
-        from horovod.core.exceptions import HorovodInternalError
-        from horovod.elastic.worker.decorator import run as elastic_run
-        from horovod.mxnet.elastic_state import MXNetState
-
-        hvd.init()
         net, trainer = built(hvd.rank())
         state = MXNetState(net, trainer, batch=0)
 
-        @elastic_run
-        def train(state: Any) -> None:
-            while state.batch < 10:
-                event = events.pop(state.batch, "")
-                if event == "loss" and hvd.rank() == 1:
-                    raise HorovodInternalError("as if another rank had died")
-                step(net, trainer, state.batch + hvd.rank())
-                state.batch += 1
-                if event == "update":
-                    assert session.heard is not None
-                    session.heard(1, 2)
-                state.commit() if state.batch % 2 else state.check_host_updates()
+        def train(batch: int) -> None:
+            step(net, trainer, batch + hvd.rank())
 
-        with same_ranks() as session:
-            train(state)
-            hvd.barrier()
-            return numbers(net, trainer), state.batch, [entry[0] for entry in session.log]
+        return trained(state, train, lambda: numbers(net, trainer), events)
 
-    plain = worlds(2).run(run, {})
-    disturbed = worlds(2).run(run, {4: "loss", 6: "update", 7: "loss"})
-    assert [outcome[2] for outcome in disturbed] == [[False, True, False]] * 2
-    assert plain[0][:2] == disturbed[0][:2], "bit for bit; but for the statistics, all ranks have the same"
+    check_that_training_survives(two, run)  # on rank 0: the statistics are each rank's own

@@ -3,22 +3,26 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 from typing import Any
 
 import numpy as np
 import pytest
-from support.world import World, WorldPool
+from support.world import World
+
+from horovod.core import context
 
 mx = pytest.importorskip("mxnet", reason="not run: mxnet is not installed")
 
+import horovod.mxnet as hvd
+from horovod.mxnet import ops
 
-def test_a_call_returns_before_the_other_ranks_call(worlds: WorldPool) -> None:
+
+def test_a_call_returns_before_the_other_ranks_call(two: World) -> None:
     """Each rank's next call needs what the other rank sends after its first."""
 
     def run() -> list[float]:
-        import horovod.mxnet as hvd
-
-        hvd.init()
         mine = mx.nd.ones((3,)) * (hvd.rank() + 1)
         calls = [
             lambda: hvd.allreduce(mine, name="sum", op=hvd.Sum),
@@ -36,28 +40,22 @@ def test_a_call_returns_before_the_other_ranks_call(worlds: WorldPool) -> None:
                 hvd.barrier()
         return [float(result.asnumpy()[0]) for result in results]
 
-    assert worlds(2).run(run) == [[3.0, 2.0, 2.0, 3.0, 3.0]] * 2
+    assert two.run(run) == [[3.0, 2.0, 2.0, 3.0, 3.0]] * 2
 
 
-def test_ranks_may_call_in_different_orders(worlds: WorldPool) -> None:
+def test_ranks_may_call_in_different_orders(two: World) -> None:
     def run() -> list[float]:
-        import horovod.mxnet as hvd
-
-        hvd.init()
         places = range(20) if hvd.rank() == 0 else reversed(range(20))
         results = {place: hvd.allreduce(mx.nd.ones((1,)) * place, name=f"t{place}", op=hvd.Sum) for place in places}
         return [float(results[place].asscalar()) for place in range(20)]
 
-    assert worlds(2).run(run) == [[2.0 * place for place in range(20)]] * 2
+    assert two.run(run) == [[2.0 * place for place in range(20)]] * 2
 
 
-def test_calls_of_one_name_run_in_the_order_of_the_script(worlds: WorldPool) -> None:
+def test_calls_of_one_name_run_in_the_order_of_the_script(two: World) -> None:
     """Though the second one's array is ready first, on one rank."""
 
     def run() -> list[float]:
-        import horovod.mxnet as hvd
-
-        hvd.init()
         results = []
         for step in range(5):
             slow = mx.nd.ones((400, 400))
@@ -69,14 +67,11 @@ def test_calls_of_one_name_run_in_the_order_of_the_script(worlds: WorldPool) -> 
         return results
 
     expected = [value for step in range(5) for value in (200.0, 2.0 * (step + 1))]
-    assert worlds(2).run(run) == [pytest.approx(expected)] * 2
+    assert two.run(run) == [pytest.approx(expected)] * 2
 
 
-def test_calls_without_a_name_meet_in_the_order_of_the_script(worlds: WorldPool) -> None:
+def test_calls_without_a_name_meet_in_the_order_of_the_script(two: World) -> None:
     def run() -> list[float]:
-        import horovod.mxnet as hvd
-
-        hvd.init()
         results = []
         for step in range(4):
             slow = mx.nd.ones((300, 300))
@@ -86,15 +81,11 @@ def test_calls_without_a_name_meet_in_the_order_of_the_script(worlds: WorldPool)
             results.append(hvd.allreduce(mx.nd.ones((1,)), op=hvd.Sum))
         return [float(result.asscalar()) for result in results]
 
-    assert worlds(2).run(run) == [pytest.approx([20.0, 2.0] * 4)] * 2
+    assert two.run(run) == [pytest.approx([20.0, 2.0] * 4)] * 2
 
 
-def test_calls_without_a_name_leave_no_names_behind(worlds: WorldPool) -> None:
+def test_calls_without_a_name_leave_no_names_behind(two: World) -> None:
     def run() -> int:
-        import horovod.mxnet as hvd
-        from horovod.mxnet import ops
-
-        hvd.init()
         one, seen, push = mx.nd.ones((1,)), set(), ops.push
 
         def pushed(label: str, request: Any, *rest: Any) -> None:
@@ -109,14 +100,11 @@ def test_calls_without_a_name_leave_no_names_behind(worlds: WorldPool) -> None:
         assert [float(result.asscalar()) for result in results] == [2.0 * n for n in range(len(results))]
         return len(seen) // ops.MAX_UNNAMED
 
-    assert worlds(2).run(run) == [1, 1]
+    assert two.run(run) == [1, 1]
 
 
-def test_arrays_in_layouts_of_onednn_are_sent_as_their_values(worlds: WorldPool) -> None:
+def test_arrays_in_layouts_of_onednn_are_sent_as_their_values(two: World) -> None:
     def run() -> list[Any]:
-        import horovod.mxnet as hvd
-
-        hvd.init()
         assert mx.runtime.Features().is_enabled("MKLDNN")
         random = np.random.RandomState(hvd.rank())
         image, kernel = random.randn(2, 16, 8, 8), random.randn(16, 16, 3, 3)
@@ -137,14 +125,11 @@ def test_arrays_in_layouts_of_onednn_are_sent_as_their_values(worlds: WorldPool)
             np.array_equal(hvd.reducescatter(made(), op=hvd.Min).asnumpy()[0], np.minimum(*wanted)[hvd.rank()]),
         ]
 
-    assert worlds(2).run(run) == [[True] * 5] * 2
+    assert two.run(run) == [[True] * 5] * 2
 
 
-def test_parts_of_an_array_and_arrays_given_twice(worlds: WorldPool) -> None:
+def test_parts_of_an_array_and_arrays_given_twice(two: World) -> None:
     def run() -> list[Any]:
-        import horovod.mxnet as hvd
-
-        hvd.init()
         whole = mx.nd.arange(8).reshape((4, 2))
         hvd.allreduce_(whole[1:3], op=hvd.Sum)
         parts = whole.copy()
@@ -155,14 +140,11 @@ def test_parts_of_an_array_and_arrays_given_twice(worlds: WorldPool) -> None:
     whole = [[0.0, 1.0], [4.0, 6.0], [8.0, 10.0], [6.0, 7.0]]
     parts = [[0.0, 2.0], [4.0, 6.0], [16.0, 20.0], [6.0, 7.0]]
     double = (2 * np.array(whole)).tolist()
-    assert worlds(2).run(run) == [[whole, parts, [double, double, double[3]]]] * 2
+    assert two.run(run) == [[whole, parts, [double, double, double[3]]]] * 2
 
 
-def test_a_result_is_an_array_of_the_kind_that_was_given(worlds: WorldPool) -> None:
+def test_a_result_is_an_array_of_the_kind_that_was_given(two: World) -> None:
     def run() -> list[bool]:
-        import horovod.mxnet as hvd
-
-        hvd.init()
         kinds = []
         for ones in (mx.nd.ones((2,)), mx.np.ones((2,))):
             results = [
@@ -176,22 +158,19 @@ def test_a_result_is_an_array_of_the_kind_that_was_given(worlds: WorldPool) -> N
             kinds += [type(result) is type(ones) for result in results]
         return kinds
 
-    assert worlds(2).run(run) == [[True] * 12] * 2
+    assert two.run(run) == [[True] * 12] * 2
 
 
-def test_a_result_without_rows_is_an_empty_array(worlds: WorldPool) -> None:
+def test_a_result_without_rows_is_an_empty_array(two: World) -> None:
     """Though a length of 0 stands for an unknown one where MXNet does not have NumPy's shapes."""
 
     def run() -> list[tuple[int, ...]]:
-        import horovod.mxnet as hvd
-
-        hvd.init()
         with mx.util.np_shape(False):
             one = mx.nd.ones((1, 3))
             results = [hvd.reducescatter(one), hvd.alltoall(one, [1, 0])[0]]
         return [result.asnumpy().shape for result in results]
 
-    assert worlds(2).run(run) == [[(1, 3), (2, 3)], [(0, 3), (0, 3)]]
+    assert two.run(run) == [[(1, 3), (2, 3)], [(0, 3), (0, 3)]]
 
 
 def failing() -> Any:
@@ -199,11 +178,8 @@ def failing() -> Any:
     return mx.nd.random.normal(0, -1, (3,))
 
 
-def test_the_peers_are_told_if_an_array_cannot_be_computed(worlds: WorldPool) -> None:
+def test_the_peers_are_told_if_an_array_cannot_be_computed(two: World) -> None:
     def run() -> list[str]:
-        import horovod.mxnet as hvd
-
-        hvd.init()
         calls = {
             "one": lambda array: hvd.allreduce(array, name="one"),
             "place": lambda array: hvd.allreduce_(array, name="place"),
@@ -219,35 +195,27 @@ def test_the_peers_are_told_if_an_array_cannot_be_computed(worlds: WorldPool) ->
             assert hvd.allreduce(mx.nd.ones((1,)), name="one", op=hvd.Sum).asscalar() == 2.0
         return texts
 
-    peer, own = worlds(2).run(run)
+    peer, own = two.run(run)
     assert len(peer) == len(own) == 5
     assert all("rank 1 could not call" in text for text in peer), peer
     assert all("rank 1" not in text and ("scale" in text or "sigma" in text) for text in own), own
 
 
-def test_a_failed_call_is_raised_by_who_reads_its_results_and_what_is_made_of_them(worlds: WorldPool) -> None:
-    def run() -> bool:
-        import horovod.mxnet as hvd
-
-        hvd.init()
+def test_a_failed_call_is_raised_by_who_reads_its_results_and_what_is_made_of_them(two: World) -> None:
+    def run() -> None:
         sum_ = hvd.allreduce(mx.nd.ones((2 + hvd.rank(),)), name="uneven")
         made = sum_ * 2 + 1  # nothing is raised yet
         with pytest.raises(mx.base.MXNetError, match="expected shape") as caught:
             made.asnumpy()
         assert isinstance(caught.value, hvd.HorovodInternalError)
-        return True
 
-    assert worlds(2).run(run) == [True, True]
+    two.run(run)
 
 
 def test_mxnets_list_of_failures_does_not_move_while_its_threads_search_it() -> None:
     """It has no lock. Where it moved, about one of ten jobs beside busy processes crashed with a broken heap."""
 
     def run() -> list[tuple[int, int]]:
-        import ctypes
-
-        import horovod.mxnet as hvd
-
         def sizes() -> tuple[int, int]:
             """Of ThreadedEngine::global_exception_refs_ in MXNet 1.9.1: what is in it, and what it has room for."""
             engine = mx.base._LIB._ZN5mxnet6Engine3GetEv
@@ -269,13 +237,10 @@ def test_mxnets_list_of_failures_does_not_move_while_its_threads_search_it() -> 
             assert before[1] == after[1] >= 4096
 
 
-def test_nothing_is_changed_in_place_while_autograd_records(worlds: WorldPool) -> None:
+def test_nothing_is_changed_in_place_while_autograd_records(two: World) -> None:
     """The gradient would be that of another function. The rank that waits is told."""
 
     def run() -> list[str]:
-        import horovod.mxnet as hvd
-
-        hvd.init()
         weight = mx.nd.ones((3,))
         weight.attach_grad()
         texts = []
@@ -301,17 +266,14 @@ def test_nothing_is_changed_in_place_while_autograd_records(worlds: WorldPool) -
         assert weight.grad.asnumpy().tolist() == [2, 2, 2]
         return texts
 
-    for texts in worlds(2).run(run):
+    for texts in two.run(run):
         assert all("hint: call it outside of autograd.record()" in text for text in texts), texts
 
 
-def test_splits_are_integers(worlds: WorldPool) -> None:
+def test_splits_are_integers(two: World) -> None:
     """What mx.nd.array makes of a list is float32: one rank's mistake reaches the other."""
 
     def run() -> list[Any]:
-        import horovod.mxnet as hvd
-
-        hvd.init()
         rows, kinds = mx.nd.arange(3) + 10 * hvd.rank(), [mx.nd.array([1, 2], dtype=of) for of in ("int32", "int64")]
         results = []
         for splits in (*kinds, mx.np.array([1, 2], dtype="int64"), [1, 2]):
@@ -324,27 +286,22 @@ def test_splits_are_integers(worlds: WorldPool) -> None:
                 hvd.alltoall(rows, splits, name=dtype)
         return results
 
-    assert worlds(2).run(run) == [[[[0.0, 10.0], [1, 1]]] * 4, [[[1.0, 2.0, 11.0, 12.0], [2, 2]]] * 4]
+    assert two.run(run) == [[[[0.0, 10.0], [1, 1]]] * 4, [[[1.0, 2.0, 11.0, 12.0], [2, 2]]] * 4]
 
 
-def test_sparse_arrays_are_refused_with_a_hint(worlds: WorldPool) -> None:
+def test_sparse_arrays_are_refused_with_a_hint(two: World) -> None:
     def run() -> str:
-        import horovod.mxnet as hvd
-
-        hvd.init()
         array = mx.nd.ones((2, 2))
         with pytest.raises((ValueError, mx.base.MXNetError)) as caught:
             hvd.allreduce(array.tostype("row_sparse") if hvd.rank() else array, name="sparse").wait_to_read()
         return str(caught.value)
 
-    for text in worlds(2).run(run):
+    for text in two.run(run):
         assert "rank 1" in text and "row_sparse" in text and "hint: call .tostype('default')" in text
 
 
 def test_calls_that_outlive_the_generation_fail_and_the_next_one_works() -> None:
     def run() -> list[Any]:
-        import horovod.mxnet as hvd
-
         results = []
         for _ in range(2):
             hvd.init()
@@ -370,9 +327,6 @@ def test_calls_that_outlive_the_generation_fail_and_the_next_one_works() -> None
 
 def test_an_error_that_is_read_late_is_no_error_of_the_next_generation() -> None:
     def run() -> str:
-        import horovod.mxnet as hvd
-        from horovod.core import context
-
         hvd.init()
         if hvd.rank() == 0:
             late = hvd.allreduce(mx.nd.ones((1,)), name="late")
@@ -394,16 +348,10 @@ def test_an_error_that_is_read_late_is_no_error_of_the_next_generation() -> None
 
 def test_a_lost_rank_is_named_by_mxnet_s_error() -> None:
     def reduce() -> None:
-        import horovod.mxnet as hvd
-
         hvd.init()
         hvd.allreduce_(mx.nd.ones((4,)), name="gradient").wait_to_read()
 
     def go_on() -> tuple[str, Any]:
-        import os
-
-        import horovod.mxnet as hvd
-
         if hvd.rank() == 1:
             os.kill(os.getpid(), 9)
         for _ in range(3):

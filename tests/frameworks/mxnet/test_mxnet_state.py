@@ -3,15 +3,23 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.world import WorldPool
+from support.world import World, WorldPool
+
+from horovod.core.exceptions import MismatchError
 
 mx = pytest.importorskip("mxnet", reason="not run: mxnet is not installed")
+
+import horovod.mxnet as hvd
+from horovod.mxnet import ops
 
 
 def dense(units: int = 2, **options: Any) -> Any:
@@ -23,8 +31,6 @@ def test_parameters_get_the_roots_values_when_their_shapes_are_known(worlds: Wor
     are loaded."""
 
     def run(path: str) -> list[Any]:
-        import horovod.mxnet as hvd
-
         hvd.init()
         mx.random.seed(hvd.rank())
         net = dense(in_units=3) if hvd.rank() == 1 else dense()
@@ -46,11 +52,8 @@ def test_parameters_get_the_roots_values_when_their_shapes_are_known(worlds: Wor
     assert all(later == np.ones((2, 3)).tolist() for _, later in outcomes)
 
 
-def test_arrays_of_a_module_and_a_prefix(worlds: WorldPool) -> None:
+def test_arrays_of_a_module_and_a_prefix(two: World) -> None:
     def run() -> list[float]:
-        import horovod.mxnet as hvd
-
-        hvd.init()
         arguments = {name: mx.nd.ones((2,)) * hvd.rank() for name in ("b", "a")}
         auxiliary = {"a": mx.nd.ones((3, 1)) * hvd.rank()}
         hvd.broadcast_parameters(arguments, root_rank=1)
@@ -58,7 +61,7 @@ def test_arrays_of_a_module_and_a_prefix(worlds: WorldPool) -> None:
         hvd.broadcast_parameters({})
         return [float(value.asnumpy().ravel()[0]) for value in (arguments["a"], arguments["b"], auxiliary["a"])]
 
-    assert worlds(2).run(run) == [[1.0, 1.0, 0.0]] * 2
+    assert two.run(run) == [[1.0, 1.0, 0.0]] * 2
 
 
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
@@ -69,42 +72,30 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_cannot_be_broadcast_is_named_and_the_others_do_not_wait(worlds: WorldPool, case: str) -> None:
+def test_what_cannot_be_broadcast_is_named_and_the_others_do_not_wait(two: World, case: str) -> None:
     def run(case: str) -> str:
-        import horovod.mxnet as hvd
-
-        hvd.init()
         given = WRONG[case][0]() if hvd.rank() == 1 else {"a": mx.nd.ones((1,))}
         with pytest.raises(ValueError if hvd.rank() == 1 else mx.base.MXNetError) as caught:
             hvd.broadcast_parameters(given)
         return str(caught.value)
 
-    for text in worlds(2).run(run, case):
+    for text in two.run(run, case):
         assert "rank 1" in text and WRONG[case][1] in text, text
 
 
-def test_ranks_with_other_parameters_are_told(worlds: WorldPool) -> None:
+def test_ranks_with_other_parameters_are_told(two: World) -> None:
     def run() -> str:
-        import horovod.mxnet as hvd
-
-        hvd.init()
         names = ["a", "b"] if hvd.rank() == 1 else ["a"]
         with pytest.raises(mx.base.MXNetError) as caught:
             hvd.broadcast_parameters({name: mx.nd.ones((1,)) for name in names})
         return str(caught.value)
 
-    for text in worlds(2).run(run):
+    for text in two.run(run):
         assert "rank 0 lacks `b`, which rank 1 has" in text
 
 
-def test_what_is_set_on_a_wrapped_optimizer_is_set_on_the_optimizer(worlds: WorldPool) -> None:
-    def run() -> bool:
-        import copy
-        import pickle
-
-        import horovod.mxnet as hvd
-
-        hvd.init()
+def test_what_is_set_on_a_wrapped_optimizer_is_set_on_the_optimizer(two: World) -> None:
+    def run() -> None:
         plain = mx.optimizer.Adam(learning_rate=0.5, lr_scheduler=mx.lr_scheduler.FactorScheduler(10, base_lr=0.5))
         wrapped = hvd.DistributedOptimizer(plain)
         assert isinstance(wrapped, mx.optimizer.Optimizer)
@@ -120,18 +111,12 @@ def test_what_is_set_on_a_wrapped_optimizer_is_set_on_the_optimizer(worlds: Worl
             assert type(made) is hvd.DistributedOptimizer and made.num_update == 1
         with pytest.raises(AttributeError):
             wrapped.nothing  # noqa: B018
-        return True
 
-    assert worlds(2).run(run) == [True, True]
+    two.run(run)
 
 
-def test_options_that_cannot_be(worlds: WorldPool) -> None:
-    def run() -> bool:
-        import warnings
-
-        import horovod.mxnet as hvd
-
-        hvd.init()
+def test_options_that_cannot_be(two: World) -> None:
+    def run() -> None:
         sgd = mx.optimizer.SGD()
         one, weight = (mx.gluon.Parameter(name, shape=(2,)) for name in ("one", "weight"))
         one.initialize()
@@ -159,17 +144,12 @@ def test_options_that_cannot_be(worlds: WorldPool) -> None:
             trainer = hvd.DistributedTrainer([one], hvd.DistributedOptimizer(sgd))
         assert len([1 for each in caught if "the wrapped optimizer is used" in str(each.message)]) == (hvd.rank() == 0)
         assert trainer.optimizer is sgd
-        return True
 
-    assert worlds(2).run(run) == [True, True]
+    two.run(run)
 
 
-def test_the_first_gradients_have_the_highest_priority(worlds: WorldPool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_gradients_have_the_highest_priority(two: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def run() -> list[tuple[str, int]]:
-        import horovod.mxnet as hvd
-        from horovod.mxnet import ops
-
-        hvd.init()
         seen: list[tuple[str, int]] = []
         push = ops.push
 
@@ -192,15 +172,13 @@ def test_the_first_gradients_have_the_highest_priority(worlds: WorldPool, monkey
         return seen
 
     expected = [(f"allreduce.net.gradient.{place}", -place) for place in range(3)] + [("allreduce.mine", 7)]
-    assert worlds(2).run(run) == [expected] * 2
+    assert two.run(run) == [expected] * 2
 
 
 def test_the_last_gradient_of_a_step_does_not_wait_for_more(worlds: WorldPool) -> None:
     """Though what is ready may wait for more for minutes here."""
 
     def run() -> list[float]:
-        import horovod.mxnet as hvd
-
         hvd.init()
         parameters = [mx.gluon.Parameter(f"weight{number}", shape=(2,)) for number in range(40)]
         for parameter in parameters:
@@ -214,12 +192,8 @@ def test_the_last_gradient_of_a_step_does_not_wait_for_more(worlds: WorldPool) -
     assert worlds(2, {"HOROVOD_CYCLE_TIME": "200000"}).run(run) == [[0.5]] * 2
 
 
-def test_replicas_are_compared_with_the_trainers_state(worlds: WorldPool) -> None:
+def test_replicas_are_compared_with_the_trainers_state(two: World) -> None:
     def run() -> list[str]:
-        import horovod.mxnet as hvd
-        from horovod.core.exceptions import MismatchError
-
-        hvd.init()
         rank = hvd.rank()
         mx.random.seed(0)
         net = dense(in_units=3)
@@ -250,4 +224,4 @@ def test_replicas_are_compared_with_the_trainers_state(worlds: WorldPool) -> Non
     unlike = "rank 0 is unlike rank 1"
     state = f"`0 of state`; {unlike}"
     expected = ["", "", "", "", state, f"`parameter 1: net_bias`; {unlike}", f"`parameter 0`; {unlike}"]
-    assert worlds(2).run(run) == [expected, expected]
+    assert two.run(run) == [expected, expected]

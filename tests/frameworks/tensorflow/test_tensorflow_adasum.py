@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.keras_worlds import started
+from support.keras_worlds import library, started
 from support.reference import adasum
 from support.world import WorldPool
 
-pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
+tf = pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
+import horovod.tensorflow as hvd
+import horovod.tensorflow.keras as keras_hvd
 
 
 def combined(moves: list[Any]) -> Any:
@@ -22,10 +24,6 @@ def combined(moves: list[Any]) -> Any:
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_tape_combines_gradients(worlds: WorldPool, compiled: bool) -> None:
     def run(compiled: bool) -> list[Any]:
-        import tensorflow as tf
-
-        import horovod.tensorflow as hvd
-
         x = tf.Variable([1.0, 2.0, 3.0])
         weights = [[1.0, 0.5, -1.0], [0.5, 2.0, 1.0]][hvd.rank()]
 
@@ -61,8 +59,6 @@ def test_optimizers_of_tensorflow_1_combine_their_steps(worlds: WorldPool, passe
     def run(passes: int, resource: bool) -> list[Any]:
         import tensorflow.compat.v1 as tf
 
-        import horovod.tensorflow as hvd
-
         if not resource:
             tf.disable_control_flow_v2()  # as disable_v2_behavior() does, which there is no way back from
         with tf.Graph().as_default():
@@ -97,10 +93,6 @@ def test_optimizers_of_tensorflow_1_combine_their_steps(worlds: WorldPool, passe
 @pytest.mark.parametrize("how", ["eager", "function"])
 def test_optimizers_of_tensorflow_1_outside_of_a_graph(worlds: WorldPool, how: str) -> None:
     def run(how: str) -> list[float]:
-        import tensorflow as tf
-
-        import horovod.tensorflow as hvd
-
         weight = tf.Variable(START)
         optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.MomentumOptimizer(0.1, 0.9), op=hvd.Adasum)
 
@@ -118,24 +110,11 @@ def test_optimizers_of_tensorflow_1_outside_of_a_graph(worlds: WorldPool, how: s
 
 def steps_of_keras(passes: int, kind: str) -> list[float]:
     """Three steps of a wrapped optimizer by a model's own training loop, whose gradients are GRADIENTS."""
-    import horovod.keras as hvd
-
-    if kind == "keras3":
-        import keras
-
-        optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
-    else:
-        import tensorflow as tf
-
-        keras = tf.keras
-        new, legacy = keras.optimizers.SGD, keras.optimizers.legacy.SGD
-        optimizer = (new if kind == "tf-keras" else legacy)(0.1, momentum=0.9)
-
-    import horovod.tensorflow.keras as tf_hvd
-
+    keras, optimizers, _ = library(kind)
+    optimizer = optimizers.SGD(0.1, momentum=0.9)
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, use_bias=False)])
     model.set_weights([START[:, None]])
-    optimizer = tf_hvd.DistributedOptimizer(optimizer, op=hvd.Adasum, backward_passes_per_step=passes)
+    optimizer = keras_hvd.DistributedOptimizer(optimizer, op=hvd.Adasum, backward_passes_per_step=passes)
     model.compile(optimizer=optimizer, loss=lambda _, predicted: predicted[:, 0])  # the inputs are the gradients
     inputs = GRADIENTS[hvd.rank(), :passes].transpose(1, 0, 2).reshape(-1, 4)
     model.fit(inputs, np.zeros(len(inputs)), batch_size=1, shuffle=False, verbose=0)
@@ -143,9 +122,9 @@ def steps_of_keras(passes: int, kind: str) -> list[float]:
 
 
 @pytest.mark.parametrize("passes", [1, 2])
-@pytest.mark.parametrize("kind", ["keras3", "tf-keras", "legacy"])
+@pytest.mark.parametrize("kind", ["", "new", "legacy"])
 def test_keras_optimizers_combine_their_steps(worlds: WorldPool, kind: str, passes: int) -> None:
-    world = started(worlds, legacy=kind != "keras3")
+    world = started(worlds, legacy=kind != "")
     for seen in world.run(steps_of_keras, passes, kind):
         np.testing.assert_allclose(seen, momentum_moves(passes), rtol=1e-5)
 
@@ -153,17 +132,13 @@ def test_keras_optimizers_combine_their_steps(worlds: WorldPool, kind: str, pass
 @pytest.mark.thorough
 @pytest.mark.parametrize("backend", ["torch", "jax"])
 def test_keras_optimizers_on_other_backends_combine_their_steps(worlds: WorldPool, backend: str) -> None:
-    for seen in started(worlds, backend=backend).run(steps_of_keras, 1, "keras3"):
+    for seen in started(worlds, backend=backend).run(steps_of_keras, 1, ""):
         np.testing.assert_allclose(seen, momentum_moves(1), rtol=1e-5)
 
 
 def test_what_makes_no_sense_is_refused(worlds: WorldPool) -> None:
     def run() -> None:
         import keras
-        import tensorflow as tf
-
-        import horovod.tensorflow as hvd
-        import horovod.tensorflow.keras as keras_hvd
 
         optimizers: list[Any] = [tf.compat.v1.train.GradientDescentOptimizer(0.1), keras.optimizers.SGD(0.1)]
         for optimizer in optimizers:

@@ -6,32 +6,33 @@ from __future__ import annotations
 
 import contextlib
 import os
+import runpy
 import socket
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.frameworks import TENSORFLOW_ENV, tensorflow_world
+from support.frameworks import TENSORFLOW_ENV
 from support.patience import patiently
 from support.ports import open_files
-from support.world import World, WorldPool
+from support.world import World
 
 from horovod.world.network import own_addresses
 
-pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
+tf = pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
+
+import horovod.tensorflow as hvd
+from horovod.tensorflow.data.compute_service import TfDataServiceConfig, tf_data_service
+from horovod.tensorflow.data.registry import ComputeClient, ComputeService
 
 COMPUTE_WORKER = "horovod.tensorflow.data.compute_worker"
 
 # Its processes import TensorFlow while the ranks wait for them.
-
-
-@pytest.fixture(scope="module")
-def world(worlds: WorldPool) -> World:
-    return tensorflow_world(worlds)
 
 
 def outside() -> dict[str, str]:
@@ -96,11 +97,6 @@ def compute_job(config: Path, program: str) -> Iterator[subprocess.Popen[str]]:
 
 def test_workers_prepare_the_batches_of_all_ranks_and_end_before_their_dispatcher(world: World, tmp_path: Path) -> None:
     def run(file: str) -> tuple[list[int], list[int], list[int], int]:
-        import tensorflow as tf
-
-        import horovod.tensorflow as hvd
-        from horovod.tensorflow.data.compute_service import TfDataServiceConfig
-
         config = TfDataServiceConfig.read(file, wait_for_file_creation=True)
         mode = os.stat(file).st_mode
         rank, size = hvd.rank(), hvd.size()
@@ -140,11 +136,6 @@ def test_workers_prepare_the_batches_of_all_ranks_and_end_before_their_dispatche
 
 def test_dispatchers_may_run_in_the_training_ranks(world: World, tmp_path: Path) -> None:
     def run(file: str) -> list[int]:
-        import tensorflow as tf
-
-        import horovod.tensorflow as hvd
-        from horovod.tensorflow.data.compute_service import TfDataServiceConfig, tf_data_service
-
         config = TfDataServiceConfig.read(file, wait_for_file_creation=True)
         with pytest.raises(RuntimeError, match="hint: with tf_data_service"):
             tf.data.Dataset.range(3).send_to_data_service(config, hvd.rank())
@@ -176,7 +167,6 @@ def test_dispatchers_may_run_in_the_training_ranks(world: World, tmp_path: Path)
 
 
 def test_who_is_missing_is_named_and_numbers_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
-    from horovod.tensorflow.data.registry import ComputeClient, ComputeService
     from horovod.world.channel import AuthenticationError, ChannelError
 
     service = ComputeService(2, 3, b"k" * 32)
@@ -219,8 +209,6 @@ def test_who_is_missing_is_named_and_numbers_are_checked(capsys: pytest.CaptureF
 
 
 def test_a_config_is_written_and_read_and_checked(tmp_path: Path) -> None:
-    from horovod.tensorflow.data.compute_service import TfDataServiceConfig
-
     config = TfDataServiceConfig(1, 2, "compute", {"eth0": [("10.0.0.1", 5)]}, bytes(range(32)), timeout=7)
     file = tmp_path / "config.json"
     config.write(str(file))
@@ -238,10 +226,6 @@ def test_a_config_is_written_and_read_and_checked(tmp_path: Path) -> None:
 
 def test_a_compute_worker_leaves_the_world_of_a_script_that_has_called_init(tmp_path: Path) -> None:
     def run(file: str) -> list[bool]:
-        import threading
-
-        import horovod.tensorflow as hvd
-        from horovod.tensorflow.data.compute_service import TfDataServiceConfig
         from horovod.tensorflow.data.compute_worker import main
 
         def end() -> None:
@@ -265,8 +249,6 @@ def test_a_compute_worker_leaves_the_world_of_a_script_that_has_called_init(tmp_
 
 def test_workers_that_cannot_be_dealt_evenly_are_refused(tmp_path: Path) -> None:
     def run(module: str, file: str) -> None:
-        import runpy
-
         sys.argv = [module, "--dispatchers", "2", file]
         runpy.run_module(module, run_name="__main__", alter_sys=True)
 

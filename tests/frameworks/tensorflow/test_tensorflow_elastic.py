@@ -3,15 +3,22 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
 import pytest
-from support.elastic.elastic_session import same_ranks
+from support.elastic.elastic_session import check_that_training_survives, trained
 from support.frameworks import TENSORFLOW_ENV
 from support.world import World, WorldPool
 
-pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
+from horovod.core import context as contexts
+from horovod.elastic.worker.decorator import run as elastic_run
+
+tf = pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
+
+import horovod.tensorflow as hvd
+from horovod.tensorflow.elastic_state import TensorFlowState
 
 
 @pytest.fixture(scope="module")
@@ -21,11 +28,6 @@ def two(worlds: WorldPool) -> World:
 
 def test_nothing_is_broadcast_before_a_sync_which_sends_live_values_of_any_dtype(two: World) -> None:
     def run() -> Any:
-        import tensorflow as tf
-
-        import horovod.tensorflow as hvd
-        from horovod.tensorflow.elastic_state import TensorFlowState
-
         hvd.init()
         number = hvd.rank() + 1
         dtypes = ["float32", "bfloat16", "int64", "bool", "uint16", "complex64"]
@@ -49,9 +51,6 @@ def test_nothing_is_broadcast_before_a_sync_which_sends_live_values_of_any_dtype
 def test_variables_of_a_graph_are_saved_restored_and_synced_in_its_session(two: World) -> None:
     def run() -> Any:
         import tensorflow.compat.v1 as tf
-
-        import horovod.tensorflow as hvd
-        from horovod.tensorflow.elastic_state import TensorFlowState
 
         hvd.init()
         with tf.Graph().as_default() as graph, tf.Session() as session:
@@ -79,9 +78,6 @@ def test_variables_of_a_graph_that_were_made_from_one_tensor_are_restored_apart(
     def run() -> list[float]:
         import tensorflow.compat.v1 as tf
 
-        import horovod.tensorflow as hvd
-        from horovod.tensorflow.elastic_state import TensorFlowState
-
         hvd.init()
         with tf.Graph().as_default(), tf.Session() as session:
             start = tf.constant(1.0)
@@ -103,13 +99,6 @@ def test_training_survives_losses_and_changes_and_ends_as_if_nothing_had_been(tw
     """A rank leaves while the other one waits in a kernel, whose error is TensorFlow's own."""
 
     def run(way: str, events: dict[int, str]) -> Any:
-        import tensorflow as tf
-
-        import horovod.tensorflow as hvd
-        from horovod.core.exceptions import HorovodInternalError
-        from horovod.elastic.worker.decorator import run as elastic_run
-        from horovod.tensorflow.elastic_state import TensorFlowState
-
         hvd.init()
         data = tf.constant(np.random.default_rng(hvd.rank()).standard_normal((10, 4)), tf.float32)
         weight = tf.Variable(tf.fill((4,), float(hvd.rank())))
@@ -126,38 +115,17 @@ def test_training_survives_losses_and_changes_and_ends_as_if_nothing_had_been(tw
         if way != "at once":
             step = tf.function(step, jit_compile=way == "compiled")
 
-        @elastic_run
-        def train(state: Any) -> None:
-            while state.batch < 10:
-                event = events.pop(state.batch, "")
-                if event == "loss" and hvd.rank() == 1:
-                    raise HorovodInternalError("as if another rank had died")
-                step(data[state.batch])
-                state.batch += 1
-                if event == "update":
-                    assert session.heard is not None
-                    session.heard(1, 2)
-                state.commit() if state.batch % 2 else state.check_host_updates()
+        def numbers() -> Any:
+            return [value.numpy().tolist() for value in (weight, velocity)]
 
-        with same_ranks() as session:
-            train(state)
-            hvd.barrier()
-            return [value.numpy().tolist() for value in (weight, velocity)], state.batch, [e[0] for e in session.log]
+        return trained(state, lambda batch: step(data[batch]), numbers, events)
 
-    plain = two.run(run, way, {})
-    disturbed = two.run(run, way, {4: "loss", 6: "update", 7: "loss"})
-    assert [outcome[2] for outcome in disturbed] == [[False, True, False]] * 2
-    assert plain[0][:2] == plain[1][:2] == disturbed[0][:2] == disturbed[1][:2], "bit for bit"
+    numbers = check_that_training_survives(two, run, way)
+    assert numbers == [numbers[0]] * 4
 
 
 def test_an_error_of_the_script_stays_what_it_is(two: World) -> None:
     def run() -> str:
-        import tensorflow as tf
-
-        import horovod.tensorflow as hvd
-        from horovod.elastic.worker.decorator import run as elastic_run
-        from horovod.tensorflow.elastic_state import TensorFlowState
-
         hvd.init()
 
         @elastic_run
@@ -176,13 +144,6 @@ def test_an_error_of_the_script_stays_what_it_is(two: World) -> None:
 @pytest.mark.parametrize("compiled", [False, True])
 def test_what_one_worker_has_traced_is_right_when_there_are_more(worlds: WorldPool, compiled: bool) -> None:
     def run(compiled: bool) -> list[Any]:
-        import os
-
-        import tensorflow as tf
-
-        import horovod.tensorflow as hvd
-        from horovod.core import context as contexts
-
         variables = [tf.Variable(1.0), tf.Variable(1.0), tf.Variable([1.0, 1.0])]
         layer = hvd.SyncBatchNormalization(momentum=0.0)
         layer.build((2, 1))

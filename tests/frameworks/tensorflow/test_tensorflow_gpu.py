@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """TensorFlow's tensors on GPUs, which the stand-in has: TensorFlow runs the kernels there by itself, in functions and
-eagerly. The tables and the tests of the contract are its own. Where TensorFlow has no kernel for a GPU, it copies."""
+eagerly. Where TensorFlow has no kernel for a GPU, it copies."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
-
+tf = pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
 from contract import test_errors as errors
 from contract import test_join as joining
 from contract import test_results as results
-from support import frameworks
+from support import contract, frameworks
 from support.extent import THOROUGH, later
 from support.gpu import gpu_worlds as gpu_worlds_of
 from support.gpu import standin_library as standin
@@ -30,6 +30,7 @@ from support.jobs import run_job
 from support.world import World, WorldPool
 
 from horovod.core.native import DTYPE_NAMES
+from horovod.tensorflow import gpus
 
 EAGERLY, TRACED = "tensorflow_gpu", "tensorflow_gpu_function"
 OF_RESULTS: list[Any] = [pytest.param("best", 2, EAGERLY, "float32", marks=pytest.mark.oldest_tensorflow)]
@@ -38,6 +39,13 @@ OF_RESULTS += [
     later("best", 2, TRACED, "float32"),
     later("best", 3, EAGERLY, "float32"),
     ("host", 2, EAGERLY, "float32"),
+]
+NOT_HERE = set(errors.DISAGREEMENTS) - {"shape", "dtype", "op"}
+ROWS = [
+    contract.row(results.test_results_over_overlapping_sets_are_those_of_the_reference, EAGERLY, 3, "tcp", "float32"),
+    contract.row(joining.test_every_allreduce_gets_zeros_from_who_has_joined, EAGERLY, 2, ""),
+    *contract.disagreements(EAGERLY, without=NOT_HERE),
+    *contract.disagreements(TRACED, without=NOT_HERE),
 ]
 
 
@@ -55,18 +63,9 @@ def test_results(worlds: WorldPool, way: str, size: int, framework: str, dtype: 
     gpu_worlds_of.check_results(world_of(worlds, way, size), way, size, framework, dtype)
 
 
-def test_results_over_sets(gpu_worlds: Any) -> None:
-    results.test_results_over_overlapping_sets_are_those_of_the_reference(gpu_worlds, EAGERLY, 3, "tcp", "float32")
-
-
-@pytest.mark.parametrize("framework", [EAGERLY, TRACED])
-@pytest.mark.parametrize("case", [case for case in errors.DISAGREEMENTS if case in ("shape", "dtype", "op")])
-def test_disagreements(gpu_worlds: Any, framework: str, case: str) -> None:
-    errors.test_every_rank_is_told_who_disagrees_about_what(gpu_worlds, framework, 2, "", case)
-
-
-def test_join(gpu_worlds: Any) -> None:
-    joining.test_every_allreduce_gets_zeros_from_who_has_joined(gpu_worlds, EAGERLY, 2, "")
+@pytest.mark.parametrize(("test", "arguments"), ROWS)
+def test_contract(gpu_worlds: Any, test: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    test(gpu_worlds, *arguments)
 
 
 @pytest.mark.parametrize("way", ["best", "host"])
@@ -74,8 +73,6 @@ def test_what_the_gpu_still_computes_is_waited_for(worlds: WorldPool, way: str) 
     """The results of operations, too, are input of the GPU's next work."""
 
     def run() -> tuple[list[float], str]:
-        import tensorflow as tf
-
         gpu = frameworks.load(EAGERLY)
         hvd = gpu.hvd
 
@@ -136,8 +133,6 @@ def test_training_is_that_of_host_memory(worlds: WorldPool) -> None:
     """A function with a tape, as users write it. TensorFlow's CPU packages run all but the gradients on the CPU."""
 
     def run() -> tuple[list[float], str, int]:
-        import tensorflow as tf
-
         gpu = frameworks.load(EAGERLY)
         hvd = gpu.hvd
         rank = hvd.rank()
@@ -221,7 +216,6 @@ def test_a_stream_that_cannot_be_found_is_an_error_on_all_ranks(tmp_path: Path, 
 
     def run(file: str | None) -> str:
         tensorflow_on_gpu.with_gpus()
-        from horovod.tensorflow import gpus
 
         if os.environ["HOROVOD_RANK"] == "1":
             device = None if file is None else device_of(file)
@@ -248,8 +242,6 @@ def test_gpus_of_other_makers_are_copied_without_advice() -> None:
     """This TensorFlow was built without CUDA, and has a GPU. Its kernels have no stream of CUDA's."""
 
     def run() -> tuple[list[float], int]:
-        from horovod.tensorflow import gpus
-
         real = gpus.exported
         tensorflow_on_gpu.with_gpus()
         gpus.exported = real

@@ -13,7 +13,10 @@ from support.extent import later
 from support.keras_worlds import started
 from support.world import World, WorldPool
 
-pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
+tf = pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
+
+import horovod.tensorflow as hvd
+import horovod.tensorflow.keras as hvd_keras
 
 ROWS = (slice(0, 3), slice(3, 8))  # by rank
 
@@ -25,10 +28,6 @@ def world(worlds: WorldPool, request: pytest.FixtureRequest) -> World:
 
 def difference(shape: tuple[int, ...], axis: int, how: str, masked: bool = False) -> float:
     """How far this rank is from its part of one batch: outputs, gradients, moving averages."""
-    import tensorflow as tf
-
-    import horovod.tensorflow as hvd
-
     random = np.random.default_rng(1)
     x = (100 + 3 * random.standard_normal(shape)).astype(np.float32)  # sums of squares would cancel here
     weights = random.standard_normal(shape).astype(np.float32)
@@ -78,10 +77,6 @@ def test_masked_rows_do_not_count(world: World) -> None:
 
 def test_a_rank_may_have_no_rows(world: World) -> None:
     def run() -> list[Any]:
-        import tensorflow as tf
-
-        import horovod.tensorflow as hvd
-
         layer = hvd.SyncBatchNormalization(momentum=0.5)
         rows = tf.constant([[1.0, 4.0], [3.0, 8.0]])[: 2 * hvd.rank()]
         outputs = layer(rows, training=True)
@@ -92,11 +87,6 @@ def test_a_rank_may_have_no_rows(world: World) -> None:
 
 def test_training_with_fit_equals_one_process(world: World) -> None:
     def run() -> float:
-        import tensorflow as tf
-
-        import horovod.tensorflow as hvd
-        import horovod.tensorflow.keras as keras_hvd
-
         random = np.random.default_rng(2)
         x, y = random.standard_normal((32, 5)).astype(np.float32), random.standard_normal((32, 1)).astype(np.float32)
 
@@ -110,7 +100,7 @@ def test_training_with_fit_equals_one_process(world: World) -> None:
             model = tf.keras.Sequential([layers.Dense(4), normal(), layers.Dense(4), normal(), layers.Dense(1)])
             optimizer = tf.keras.optimizers.SGD(0.05)
             if distributed:
-                optimizer = keras_hvd.DistributedOptimizer(optimizer)
+                optimizer = hvd_keras.DistributedOptimizer(optimizer)
             model.compile(optimizer=optimizer, loss="mse")
             rows = slice(hvd.rank(), None, 2) if distributed else slice(None)
             size = 8 if distributed else 16
@@ -124,10 +114,6 @@ def test_training_with_fit_equals_one_process(world: World) -> None:
 
 def test_it_is_local_outside_of_training_and_in_a_set_of_its_own(world: World) -> None:
     def run() -> list[float]:
-        import tensorflow as tf
-
-        import horovod.tensorflow as hvd
-
         alone = [hvd.add_process_set([rank]) for rank in range(2)]
         layer = hvd.SyncBatchNormalization(momentum=0.0, process_set=alone[hvd.rank()])
         if hvd.rank() == 0:  # nobody waits for the other rank
@@ -142,10 +128,6 @@ def test_it_is_local_outside_of_training_and_in_a_set_of_its_own(world: World) -
 
 def test_what_it_cannot_do_is_refused(world: World) -> None:
     def run() -> None:
-        import tensorflow as tf
-
-        import horovod.tensorflow as hvd
-
         with pytest.raises(ValueError, match="is not registered"):
             hvd.SyncBatchNormalization(process_set=hvd.ProcessSet([0, 1]))(tf.ones((3, 1)), training=True)
 
@@ -159,11 +141,6 @@ def test_what_it_cannot_do_is_refused(world: World) -> None:
 
 def test_a_saved_model_with_it_is_loaded(world: World, tmp_path: Path) -> None:
     def run(folder: str) -> str:
-        import tensorflow as tf
-
-        import horovod.tensorflow as hvd
-        import horovod.tensorflow.keras as hvd_keras
-
         path = f"{folder}/{hvd.rank()}.keras"
         tf.keras.Sequential([tf.keras.Input((6,)), hvd.SyncBatchNormalization()]).save(path)
         return type(hvd_keras.load_model(path).layers[-1]).__name__
@@ -173,11 +150,6 @@ def test_a_saved_model_with_it_is_loaded(world: World, tmp_path: Path) -> None:
 
 def test_copies_and_loaded_layers_keep_the_process_set(world: World, tmp_path: Path) -> None:
     def run(folder: str) -> list[Any]:
-        import tensorflow as tf
-
-        import horovod.tensorflow as hvd
-        import horovod.tensorflow.keras as hvd_keras
-
         alone = [hvd.add_process_set([rank]) for rank in range(2)]
         mine = alone[hvd.rank()]
         path = f"{folder}/{hvd.rank()}.keras"
@@ -203,10 +175,6 @@ def test_copies_and_loaded_layers_keep_the_process_set(world: World, tmp_path: P
 
 def test_synchronized_is_over_the_ranks(world: World) -> None:
     def run() -> list[float]:
-        import tensorflow as tf
-
-        import horovod.tensorflow as hvd
-
         layer = hvd.SyncBatchNormalization(momentum=0.0, synchronized=True)
         layer(tf.fill([2, 1], 1.0 + 2 * hvd.rank()), training=True)
         return list(layer.moving_mean.numpy().tolist())

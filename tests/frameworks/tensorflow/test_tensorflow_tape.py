@@ -3,28 +3,23 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
-from support.frameworks import tensorflow_world
-from support.world import World, WorldPool
+from support.world import World
 
-pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
+from horovod.core.telemetry.status import lost
 
+tf = pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
 
-@pytest.fixture(scope="module")
-def world(worlds: WorldPool) -> World:
-    return tensorflow_world(worlds)
+import horovod.tensorflow as hvd
 
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_tape_may_be_wrapped_and_used_while_it_records(world: World, persistent: bool, compiled: bool) -> None:
     def run(persistent: bool, compiled: bool) -> list[list[float]]:
-        import tensorflow as tf
-
-        import horovod.tensorflow as hvd
-
         x = tf.Variable([1.0, 2.0])
 
         def used_after() -> Any:
@@ -51,10 +46,6 @@ def test_a_tape_may_be_wrapped_and_used_while_it_records(world: World, persisten
 
 def test_a_tape_that_is_not_persistent_is_used_once(world: World) -> None:
     def run() -> None:
-        import tensorflow as tf
-
-        import horovod.tensorflow as hvd
-
         x = tf.Variable(1.0)
         with tf.GradientTape() as plain:
             loss = x * x
@@ -69,10 +60,6 @@ def test_a_tape_that_is_not_persistent_is_used_once(world: World) -> None:
 @pytest.mark.parametrize("vectorized", [False, True])
 def test_jacobians_are_this_ranks_own(world: World, vectorized: bool, compiled: bool) -> None:
     def run(vectorized: bool, compiled: bool) -> list[Any]:
-        import tensorflow as tf
-
-        import horovod.tensorflow as hvd
-
         x = tf.Variable([[1.0, 2.0]])
 
         def step() -> Any:
@@ -94,10 +81,6 @@ def test_complex_gradients_are_averaged_and_operations_on_complex_tensors_have_g
     world: World, compiled: bool
 ) -> None:
     def run(compiled: bool) -> list[list[complex]]:
-        import tensorflow as tf
-
-        import horovod.tensorflow as hvd
-
         rank = hvd.rank()
         x = tf.Variable([1.0 + 2.0j], dtype=tf.complex64)
 
@@ -132,13 +115,6 @@ def test_complex_gradients_are_averaged_and_operations_on_complex_tensors_have_g
 
 def test_a_late_rank_costs_what_a_function_waits_though_the_script_waits_too(world: World) -> None:
     def run() -> tuple[bool, float]:
-        import time
-
-        import tensorflow as tf
-
-        import horovod.tensorflow as hvd
-        from horovod.core.telemetry.status import lost
-
         step = tf.function(lambda x: hvd.allreduce(x, name="late") * 0.5)
         x = step(tf.ones(100))
         before = lost(hvd.statistics()["arrivals"])

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -12,15 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.frameworks import TENSORFLOW_ENV, tensorflow_world
-from support.world import World, WorldPool
+from support.frameworks import TENSORFLOW_ENV
+from support.world import World
 
-pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
+tf = pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
 
-
-@pytest.fixture(scope="module")
-def world(worlds: WorldPool) -> World:
-    return tensorflow_world(worlds)
+import horovod.tensorflow as hvd
+from horovod.tensorflow.gradient_aggregation_eager import LocalGradientAggregationHelperEager
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -40,10 +39,6 @@ def world(worlds: WorldPool) -> World:
 )
 def test_a_tape_gives_the_ranks_average(world: World, options: dict[str, Any], compiled: bool) -> None:
     def run(options: dict[str, Any], compiled: bool) -> list[Any]:
-        import tensorflow as tf
-
-        import horovod.tensorflow as hvd
-
         if "compression" in options:
             options = {"compression": getattr(hvd.Compression, options["compression"])}
         rank = hvd.rank()
@@ -70,10 +65,6 @@ def test_a_tape_gives_the_ranks_average(world: World, options: dict[str, Any], c
 @pytest.mark.parametrize("compiled", [False, True])
 def test_what_a_tape_gives_can_be_differentiated(world: World, compiled: bool) -> None:
     def run(compiled: bool) -> list[float]:
-        import tensorflow as tf
-
-        import horovod.tensorflow as hvd
-
         x, y = tf.Variable([1.0, 2.0]), tf.Variable([3.0])
 
         def penalty() -> Any:
@@ -92,11 +83,7 @@ def test_what_a_tape_gives_can_be_differentiated(world: World, compiled: bool) -
 
 
 def test_a_tapes_other_arguments(world: World) -> None:
-    def run() -> bool:
-        import tensorflow as tf
-
-        import horovod.tensorflow as hvd
-
+    def run() -> None:
         rank = hvd.rank()
         x, own = tf.Variable(3.0), tf.Variable(2.0)
         with tf.GradientTape(persistent=True) as tape:
@@ -131,19 +118,14 @@ def test_a_tapes_other_arguments(world: World) -> None:
         for layers, text in ((3, "got int"), (tf.keras.layers.Dense(1), "build the model first")):
             with pytest.raises(ValueError, match=text):
                 hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=layers)
-        return True
 
-    assert world.run(run) == [True, True]
+    world.run(run)
 
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("sparse_as_dense", [False, True])
 def test_a_local_variables_sparse_gradient_is_divided(world: World, compiled: bool, sparse_as_dense: bool) -> None:
     def run(compiled: bool, sparse_as_dense: bool) -> list[Any]:
-        import tensorflow as tf
-
-        import horovod.tensorflow as hvd
-
         rank = hvd.rank()
         shared, own = tf.Variable(tf.ones([3, 1])), tf.Variable(tf.ones([3, 1]))
 
@@ -169,8 +151,6 @@ def test_a_local_variables_sparse_gradient_is_divided(world: World, compiled: bo
 def test_graphs_of_tensorflow_1_train_as_one_process_on_the_whole_batch(world: World, name: str, passes: int) -> None:
     def run(name: str, passes: int) -> list[float]:
         import tensorflow.compat.v1 as tf
-
-        import horovod.tensorflow as hvd
 
         arguments = {"Momentum": (0.05, 0.9)}.get(name, (0.05,))
         everything = np.random.default_rng(1).standard_normal((8, 4))
@@ -215,10 +195,6 @@ def test_lists_of_gradients_in_a_loop_keep_their_order(world: World) -> None:
     """Nothing that a round computes depends on the one before."""
 
     def run() -> list[float]:
-        import tensorflow as tf
-
-        import horovod.tensorflow as hvd
-
         weights = tf.Variable(tf.ones([200, 200]))
 
         @tf.function
@@ -238,10 +214,6 @@ def test_lists_of_gradients_in_a_loop_keep_their_order(world: World) -> None:
 @pytest.mark.parametrize("caller", ["a graph of TensorFlow 1", "wrap_function"])
 def test_lists_of_two_functions_that_run_at_the_same_time_have_names_of_their_own(world: World, caller: str) -> None:
     def run(caller: str) -> list[float]:
-        import tensorflow as tf
-
-        import horovod.tensorflow as hvd
-
         def made(factor: float) -> Any:
             @tf.function
             def gradient(x: Any) -> Any:
@@ -269,40 +241,8 @@ def test_lists_of_two_functions_that_run_at_the_same_time_have_names_of_their_ow
     assert world.run(run, caller) == [[3.0, 30.0]] * 2
 
 
-def test_a_sparse_gradient_in_a_step_that_xla_compiles_is_warned_of(world: World) -> None:
-    def run(dense: bool) -> tuple[list[float], list[str]]:
-        import warnings
-
-        import tensorflow as tf
-
-        import horovod.tensorflow as hvd
-
-        table = tf.Variable([1.0, 2.0, 3.0])
-
-        @tf.function(jit_compile=True)
-        def step() -> Any:
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_sum(tf.gather(table, [hvd.rank(), 2]))
-            return hvd.DistributedGradientTape(tape, sparse_as_dense=dense).gradient(loss, table)
-
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            reduced = step()
-        return reduced.numpy().tolist(), [str(one.message) for one in caught if "sparse" in str(one.message)]
-
-    (reduced, warned), (of_second, second_warned) = world.run(run, False)
-    assert reduced == of_second == [0.5, 0.5, 1.0]
-    assert len(warned) == 1 and "hint: jit_compile=False" in warned[0], warned
-    assert second_warned == []  # one rank says it for all
-    assert world.run(run, True) == [([0.5, 0.5, 1.0], [])] * 2
-
-
 def test_what_cannot_be_wrapped_is_told(world: World) -> None:
-    def run() -> bool:
-        import tensorflow as tf
-
-        import horovod.tensorflow as hvd
-
+    def run() -> None:
         with pytest.raises(ValueError, match="cannot wrap a builtins.str"):
             hvd.DistributedOptimizer("adam")
         with pytest.raises(ValueError, match="1 or more"):
@@ -313,9 +253,8 @@ def test_what_cannot_be_wrapped_is_told(world: World) -> None:
         v1 = hvd.DistributedOptimizer(tf.compat.v1.train.AdamOptimizer())
         with pytest.raises(ValueError, match="distributed already"):
             hvd.DistributedOptimizer(v1)
-        return True
 
-    assert world.run(run) == [True, True]
+    world.run(run)
 
 
 @pytest.mark.parametrize("how", ["eager", "function", "graph"])
@@ -323,13 +262,6 @@ def test_the_helper_that_sums_gradients_of_several_passes(world: World, how: str
     """As a script of its own uses it, around an optimizer that is not wrapped."""
 
     def run(how: str) -> list[float]:
-        import contextlib
-
-        import tensorflow as tf
-
-        import horovod.tensorflow as hvd
-        from horovod.tensorflow.gradient_aggregation_eager import LocalGradientAggregationHelperEager
-
         def reduced(gradients: list[Any], variables: list[Any]) -> list[Any]:
             assert len(gradients) == len(variables) == 1
             return [hvd.allreduce(gradient, name="helper", op=hvd.Sum) for gradient in gradients]

@@ -5,21 +5,25 @@ kept in program order where they need not be."""
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from support.frameworks import tensorflow_world
+from support.memory import held_kib
 from support.world import World, WorldPool
 
-pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
+from horovod.core.context import statistics
+
+tf = pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
+import horovod.tensorflow as hvd
+from horovod.tensorflow import xla
+from horovod.tensorflow.shim import operations
+
 pytestmark = pytest.mark.oldest_tensorflow
-
-
-@pytest.fixture(scope="module")
-def world(worlds: WorldPool) -> World:
-    return tensorflow_world(worlds)
 
 
 @pytest.fixture(scope="module")
@@ -30,11 +34,6 @@ def one_thread(worlds: WorldPool) -> World:
 
 def test_direct_calls_are_neither_pruned_nor_folded_nor_merged(world: World) -> None:
     def run() -> list[int]:
-        import tensorflow as tf
-
-        import horovod.tensorflow as hvd
-        from horovod.core.context import statistics
-
         @tf.function
         def step() -> Any:
             hvd.allreduce(tf.ones(3), name="unused")
@@ -52,11 +51,6 @@ def test_direct_calls_are_neither_pruned_nor_folded_nor_merged(world: World) -> 
 
 def test_the_gradient_of_a_constant_is_reduced_in_every_step(world: World) -> None:
     def run() -> list[Any]:
-        import tensorflow as tf
-
-        import horovod.tensorflow as hvd
-        from horovod.core.context import statistics
-
         weight = tf.Variable([1.0, 2.0])
 
         @tf.function
@@ -78,8 +72,6 @@ def test_operations_are_stateful_but_for_gradients(world: World) -> None:
     def run() -> dict[str, bool]:
         from tensorflow.python.framework import op_def_registry
 
-        from horovod.tensorflow.shim import operations
-
         operations()
         names = ["Allreduce", "Allgather", "Broadcast", "Alltoall", "Reducescatter", "Barrier", "ReduceGradient"]
         return {name: op_def_registry.get(f"Horovod{name}").is_stateful for name in names}
@@ -92,10 +84,6 @@ def test_one_thread_is_enough_and_nothing_completes_before_all_is_submitted(one_
     """The ranks submit in opposite orders: a kernel that waited for its peers would wait for ever."""
 
     def run() -> list[Any]:
-        import tensorflow as tf
-
-        import horovod.tensorflow as hvd
-
         order = range(40) if hvd.rank() == 0 else range(39, -1, -1)
         with tf.Graph().as_default() as graph:
             nodes = {i: hvd.allreduce(tf.fill([1000], float(i)), op=hvd.Sum, name=f"t{i}") for i in order}
@@ -109,10 +97,6 @@ def test_one_thread_is_enough_and_nothing_completes_before_all_is_submitted(one_
 
 def test_gradients_of_a_function_may_be_ready_in_another_order_on_every_rank(one_thread: World) -> None:
     def run() -> list[float]:
-        import tensorflow as tf
-
-        import horovod.tensorflow as hvd
-
         weights = [tf.Variable(float(i + 1)) for i in range(20)]
         order = weights if hvd.rank() == 0 else weights[::-1]  # backward reaches the last one first
 
@@ -133,13 +117,6 @@ def test_the_only_thread_is_free_while_an_operation_waits(one_thread: World, tmp
     """The kernel has returned by then: who calls its `done` is another thread, long after."""
 
     def run(folder: str) -> float:
-        import threading
-        from pathlib import Path
-
-        import tensorflow as tf
-
-        import horovod.tensorflow as hvd
-
         began, is_free = Path(folder) / "began", Path(folder) / "is free"
 
         def mark(value: Any) -> Any:
@@ -174,13 +151,6 @@ def test_gradients_are_reduced_while_backward_still_runs(world: World) -> None:
     """By timestamps: the backward pass of the first layer waits for the reduction of the last one's gradient."""
 
     def run() -> list[Any]:
-        import threading
-        import time
-
-        import tensorflow as tf
-
-        import horovod.tensorflow as hvd
-
         first, last = tf.Variable([1.0, 2.0]), tf.Variable([3.0, 4.0])
         was_reduced = threading.Event()
         times: dict[str, float] = {}
@@ -227,11 +197,6 @@ def test_shapes_that_change_leave_nothing_behind(world: World) -> None:
     """A node prepares its request if a shape comes twice, and lets go of the one for the shape before."""
 
     def run() -> int:
-        import tensorflow as tf
-        from support.memory import held_kib
-
-        import horovod.tensorflow as hvd
-
         signature = [tf.TensorSpec([None])] * 100
         step = tf.function(lambda *given: hvd.grouped_allreduce(list(given)), signature, autograph=False)
         given = [[tf.ones([length])] * 100 for length in (1, 2)]
@@ -248,34 +213,105 @@ def test_shapes_that_change_leave_nothing_behind(world: World) -> None:
     assert max(world.run(run)) < 1000
 
 
-def test_where_xla_cannot_hold_reductions_a_model_is_switched_off_it_with_a_warning(world: World) -> None:
-    def run() -> float:
-        import warnings
-
-        import keras
-        import tensorflow as tf
-
-        import horovod.keras as hvd
-        import horovod.tensorflow
-        from horovod.tensorflow import xla
-
+def test_a_function_that_xla_cannot_compile_says_so(world: World) -> None:
+    def run() -> None:
         found, xla.problem = xla.problem, lambda: "no XLA\nhint: jit_compile=False"
         try:
             with pytest.raises(NotImplementedError, match="jit_compile=False"):
-                tf.function(lambda x: horovod.tensorflow.allreduce(x), jit_compile=True, autograph=False)(tf.ones(3))
-            model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="ones")])
-            optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                model.compile(optimizer=optimizer, loss="mse", jit_compile=True)
-            texts = [str(one.message) for one in caught if "jit_compile is switched off" in str(one.message)]
-            assert len(texts) == (hvd.rank() == 0)
-            assert not model.jit_compile
-            model.fit(np.ones((4, 2)) * hvd.rank(), np.zeros((4, 1)), verbose=0)
-            return float(model.get_weights()[0][0, 0])
+                tf.function(lambda x: hvd.allreduce(x), jit_compile=True, autograph=False)(tf.ones(3))
         finally:
             xla.problem = found
 
-    first, second = world.run(run)
-    # Of rank 1 alone there is a gradient, 2 * 2 * 1: half of it on both.
-    assert first == second == pytest.approx(1.0 - 0.1 * 2.0)
+    world.run(run)
+
+
+# Functions that hold collectives, and are called by another one, run in the order of the program: TensorFlow would run
+# calls at one time if they read different variables, and their nodes have the same names.
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("how", ["gradients", "operations", "nested", "one function twice", "beside its own"])
+def test_functions_that_another_one_calls_do_not_meet_each_other(world: World, how: str, compiled: bool) -> None:
+    def run(how: str, compiled: bool) -> list[list[float]]:
+        variables = [tf.Variable(tf.ones([1000, 1000])) for _ in range(2)]
+
+        def gradient(variable: Any, factor: Any) -> Any:
+            if how == "operations":
+                return hvd.allreduce(variable * factor * (hvd.rank() + 1.0))[0, 0]
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(variable * factor * (hvd.rank() + 1.0))
+            return hvd.DistributedGradientTape(tape).gradient(loss, variable)[0, 0]
+
+        def made(variable: Any, factor: float) -> Any:
+            function = tf.function(lambda: gradient(variable, factor), autograph=False, jit_compile=compiled)
+            return tf.function(function, autograph=False) if how == "nested" else function
+
+        def caller() -> Any:
+            if how == "one function twice":
+                return [
+                    twice(variable, tf.constant(factor)) for variable, factor in zip(variables, factors, strict=True)
+                ]
+            return functions[0](), gradient(variables[1], 20.0) if how == "beside its own" else functions[1]()
+
+        factors = (2.0, 20.0)
+        functions = [made(variable, factor) for variable, factor in zip(variables, factors, strict=True)]
+        twice = tf.function(gradient, autograph=False, jit_compile=compiled)
+        step = tf.function(caller, autograph=False)
+        return [list(one) for one in {tuple(float(value) for value in step()) for _ in range(40)}]
+
+    assert world.run(run, how, compiled) == [[[3.0, 30.0]]] * 2
+
+
+def test_conditions_do_not_meet_each_other(world: World) -> None:
+    """As two optimizers with backward_passes_per_step are."""
+
+    def run() -> list[list[float]]:
+        import keras
+
+        variables = [keras.Variable(tf.zeros([700, 700])) for _ in range(2)]
+        optimizers = [
+            hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=2) for _ in variables
+        ]
+        for optimizer, variable in zip(optimizers, variables, strict=True):
+            optimizer.build([variable])
+
+        @tf.function(autograph=False)
+        def step() -> None:
+            for factor, optimizer, variable in zip((2.0, 20.0), optimizers, variables, strict=True):
+                optimizer.apply([tf.fill([700, 700], factor * (hvd.rank() + 1.0))], [variable])
+
+        seen = set()
+        for _ in range(20):
+            for variable in variables:
+                variable.assign(tf.zeros([700, 700]))
+            step()
+            step()
+            seen.add(tuple(float(variable.value[0, 0]) for variable in variables))
+        return [list(one) for one in seen]
+
+    assert world.run(run) == [[[-6.0, -60.0]]] * 2
+
+
+def test_calls_and_conditions_without_collectives_are_not_put_in_order(world: World) -> None:
+    def run() -> list[list[bool]]:
+        variables = [tf.Variable(1.0) for _ in range(2)]
+
+        def follows(operation: Any, kind: str) -> bool:
+            def body(variable: Any) -> Any:
+                return tf.cond(variable.assign_add(1.0) > 0, lambda: operation(variable), lambda: variable + 1.0)
+
+            @tf.function(autograph=False)
+            def caller() -> Any:
+                return [(tf.function(body) if kind == "StatefulPartitionedCall" else body)(one) for one in variables]
+
+            graph = caller.get_concrete_function().graph
+            first, second = (node for node in graph.get_operations() if node.type == kind)
+            return first in second.control_inputs
+
+        kinds = ("StatefulPartitionedCall", "If")
+        return [
+            [follows(operation, kind) for kind in kinds]
+            for operation in (lambda value: value.assign_add(1.0), hvd.allreduce)
+        ]
+
+    assert world.run(run) == [[[False] * 2, [True] * 2]] * 2

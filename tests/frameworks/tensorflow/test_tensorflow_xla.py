@@ -4,17 +4,15 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import pytest
-from support.frameworks import tensorflow_world
-from support.world import World, WorldPool
+from support.world import World
 
-pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
+tf = pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
 
-
-@pytest.fixture(scope="module")
-def world(worlds: WorldPool) -> World:
-    return tensorflow_world(worlds)
+import horovod.tensorflow as hvd
+from horovod.tensorflow import gradient_list
 
 
 @pytest.mark.parametrize("tape", ["inside", "around", "around a function"])
@@ -22,10 +20,6 @@ def test_an_allreduce_that_xla_compiles_can_be_differentiated(world: World, tape
     """Of several reductions, which XLA runs in one order: each gradient is that of its own reduction alone."""
 
     def run(tape: str) -> list[Any]:
-        import tensorflow as tf
-
-        import horovod.tensorflow as hvd
-
         x, unused = tf.Variable([1.0, 2.0]), tf.Variable([3.0])
 
         def squares() -> Any:
@@ -58,10 +52,6 @@ def test_an_allreduce_that_xla_compiles_can_be_differentiated(world: World, tape
 
 def test_a_reduction_that_xla_compiles_has_second_derivatives(world: World) -> None:
     def run() -> list[float]:
-        import tensorflow as tf
-
-        import horovod.tensorflow as hvd
-
         x = tf.Variable([1.0, 2.0])
 
         @tf.function(jit_compile=True)
@@ -80,10 +70,6 @@ def test_a_reduction_that_xla_compiles_has_second_derivatives(world: World) -> N
 
 def test_layers_of_synchronized_batch_normalization_and_variables_between_them_are_compiled(world: World) -> None:
     def run() -> float:
-        import tensorflow as tf
-
-        import horovod.tensorflow as hvd
-
         layers = tf.keras.layers
         model = tf.keras.Sequential([layers.Dense(3), hvd.SyncBatchNormalization(), layers.Dense(3)])
         model.add(hvd.SyncBatchNormalization())
@@ -105,13 +91,6 @@ def test_sparse_gradients_become_dense_in_compiled_steps_and_only_a_script_that_
     world: World,
 ) -> None:
     def run() -> tuple[list[Any], list[list[str]]]:
-        from unittest.mock import patch
-
-        import tensorflow as tf
-
-        import horovod.tensorflow as hvd
-        from horovod.tensorflow import gradient_list
-
         table = tf.Variable(tf.ones([4, 2]))
 
         def step(sparse_as_dense: bool) -> Any:

@@ -10,8 +10,12 @@ from support.gpu import standin, tensorflow_on_gpu
 from support.gpu.tensorflow_xla_calls import call, plan_of, plans_of
 from support.world import World, WorldPool
 
+from horovod.core.exceptions import HorovodInternalError
+
 torch = pytest.importorskip("torch", reason="not run: torch is not installed")
-pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
+tf = pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
+import horovod.tensorflow as hvd
+from horovod.tensorflow.elastic import TensorFlowState
 
 # XLA has never called this on a GPU. Every day, its calls are tested on the CPU.
 pytestmark = pytest.mark.thorough
@@ -27,7 +31,6 @@ def world_of(worlds: WorldPool, way: str = "nccl", **more: str) -> World:
 
 def started() -> Any:
     tensorflow_on_gpu.with_gpus()
-    import horovod.tensorflow as hvd
 
     hvd.init()
     return hvd
@@ -152,8 +155,6 @@ def test_a_step_over_a_process_set_that_is_made_again(worlds: WorldPool) -> None
 
 def test_ranks_must_agree_whether_a_step_runs_on_a_gpu(worlds: WorldPool) -> None:
     def run() -> str:
-        import tensorflow as tf
-
         hvd = started()
         if hvd.rank() == 1:
             return str(call(plan_of(lambda x: hvd.allreduce(x, name="x"), rows(1)), [(rows(1), rows(0))]))
@@ -170,11 +171,6 @@ def test_what_fails_after_the_launch_is_raised_by_a_commit(generation: int) -> N
     """Also in a generation after that in which the function was traced."""
 
     def run(generation: int) -> str:
-        import tensorflow as tf
-
-        from horovod.core.exceptions import HorovodInternalError
-        from horovod.tensorflow.elastic import TensorFlowState
-
         hvd = started()
         value, library = rows(1), standin.library()
         plan = plan_of(lambda x: hvd.allreduce(x, op=hvd.Sum), value)

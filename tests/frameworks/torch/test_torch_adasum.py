@@ -7,9 +7,16 @@ from typing import Any
 
 import pytest
 from support import reference
-from support.world import WorldPool
+from support.compressors import Broken
+from support.world import World, WorldPool
+
+from horovod.core.native import Adasum
+from horovod.gradients.options import ReductionOptions
 
 torch = pytest.importorskip("torch", reason="not run: torch is not installed")
+
+import horovod.torch as hvd
+from horovod.torch.adasum_optimizer import adasum_optimizer
 
 SHM = {"HOROVOD_TRANSPORT": "shm"}
 
@@ -20,8 +27,6 @@ def test_the_parameters_move_by_the_adasum_of_all_ranks_own_steps(
     worlds: WorldPool, size: int, transport: str, kind: str
 ) -> None:
     def run(kind: str) -> list[list[float]]:
-        import horovod.torch as hvd
-
         hvd.init()
 
         def model() -> Any:
@@ -64,11 +69,8 @@ def test_the_parameters_move_by_the_adasum_of_all_ranks_own_steps(
     assert all(result == results[0] for result in results)
 
 
-def test_accumulation_frozen_and_unused_parameters_compression_and_schedulers(worlds: WorldPool) -> None:
+def test_accumulation_frozen_and_unused_parameters_compression_and_schedulers(two: World) -> None:
     def run() -> list[float]:
-        import horovod.torch as hvd
-
-        hvd.init()
         used, unused, frozen = (torch.nn.Parameter(torch.ones(3)) for _ in range(3))
         frozen.requires_grad_(False)
         inner = torch.optim.SGD([used, unused, frozen], lr=0.5)
@@ -107,25 +109,18 @@ def test_accumulation_frozen_and_unused_parameters_compression_and_schedulers(wo
         assert optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
         return [used[0].item(), unused[0].item(), frozen[0].item()]
 
-    for result in worlds(2, SHM).run(run):
+    for result in two.run(run):
         assert result == [0.0, 0.5, 1.0]
 
 
 def test_an_option_that_adasum_does_not_know_is_refused_by_name() -> None:
-    from horovod.core.native import Adasum
-    from horovod.gradients.options import ReductionOptions
-    from horovod.torch.adasum_optimizer import adasum_optimizer
-
     options = ReductionOptions(op=Adasum, average_aggregated_gradients=True)
     with pytest.raises(ValueError, match="average_aggregated_gradients is not for op=Adasum"):
         adasum_optimizer(torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=1.0), {}, options)
 
 
-def test_a_step_that_one_rank_cannot_combine_is_undone_on_all(worlds: WorldPool) -> None:
+def test_a_step_that_one_rank_cannot_combine_is_undone_on_all(two: World) -> None:
     def run() -> tuple[str, list[float]]:
-        import horovod.torch as hvd
-
-        hvd.init()
         first, second = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2 + hvd.rank()))
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD([first, second], lr=1.0), op=hvd.Adasum)
         (first.sum() + second.sum()).backward()
@@ -133,7 +128,7 @@ def test_a_step_that_one_rank_cannot_combine_is_undone_on_all(worlds: WorldPool)
             optimizer.step()
         return str(raised.value), first.tolist()
 
-    for text, values in worlds(2, SHM).run(run):
+    for text, values in two.run(run):
         assert "delta.0.1" in text and "shape [2], got [3]" in text
         assert values == [1.0, 1.0]
 
@@ -141,8 +136,6 @@ def test_a_step_that_one_rank_cannot_combine_is_undone_on_all(worlds: WorldPool)
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_sets_and_sizes_and_ranks_without_data(worlds: WorldPool, transport: str) -> None:
     def run() -> list[float]:
-        import horovod.torch as hvd
-
         hvd.init()
         weight = torch.nn.Parameter(torch.zeros(4))
         pair = hvd.add_process_set([0, 1])
@@ -169,8 +162,6 @@ def test_an_overflow_on_one_rank_leaves_the_step_out_on_all(worlds: WorldPool, f
     """The ranks' gradients lie in one direction, of which Adasum makes the average."""
 
     def run(fused: bool, unscaled: bool) -> list[float]:
-        import horovod.torch as hvd
-
         hvd.init()
         parameter = torch.nn.Parameter(torch.ones(2))
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0, fused=fused), op=hvd.Adasum)
@@ -192,13 +183,8 @@ def test_an_overflow_on_one_rank_leaves_the_step_out_on_all(worlds: WorldPool, f
     assert worlds(1, {}).run(run, fused, unscaled) == [[0.0, -1.0, -2.0, -3.0]]
 
 
-def test_the_other_rank_does_not_wait_for_a_compressor_that_raises(worlds: WorldPool) -> None:
+def test_the_other_rank_does_not_wait_for_a_compressor_that_raises(two: World) -> None:
     def run() -> str:
-        from support.compressors import Broken
-
-        import horovod.torch as hvd
-
-        hvd.init()
         broken = hvd.rank() == 1
         parameter = torch.nn.Parameter(torch.ones(3))
         optimizer = hvd.DistributedOptimizer(
@@ -212,6 +198,6 @@ def test_the_other_rank_does_not_wait_for_a_compressor_that_raises(worlds: World
         assert parameter.tolist() == [1.0] * 3
         return str(caught.value)
 
-    peer, own = worlds(2, SHM).run(run)
+    peer, own = two.run(run)
     assert own == "there is no codebook"
     assert "rank 1" in peer and "there is no codebook" in peer, peer

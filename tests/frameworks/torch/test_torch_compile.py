@@ -4,15 +4,19 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.extent import THOROUGH
-from support.world import WorldPool
+from support.world import World, WorldPool
 
 torch = pytest.importorskip("torch", reason="not run: torch is not installed")
+
+import horovod.torch as hvd
+from horovod.torch.tensors import collectives
 
 
 def rows(rank: int, count: int = 4) -> Any:
@@ -68,8 +72,6 @@ def dynamic_outputs() -> Any:
 
 def test_compiled_collectives_have_the_values_and_gradients_of_eager_ones(worlds: WorldPool) -> None:
     def run() -> int:
-        import horovod.torch as hvd
-
         hvd.init()
         with dynamic_outputs():
             for case, call in CASES.items():
@@ -83,14 +85,10 @@ def test_compiled_collectives_have_the_values_and_gradients_of_eager_ones(worlds
 @pytest.mark.skipif(
     torch.__version__ < (2, 8), reason="PyTorch's inductor takes no operators with an effect and several results"
 )
-def test_inductor_compiles_them_as_well(worlds: WorldPool) -> None:
+def test_inductor_compiles_them_as_well(two: World) -> None:
     """Results go out and gradients come in as they are: there is nothing that a C++ compiler would work on for long."""
 
     def run() -> int:
-        import horovod.torch as hvd
-
-        hvd.init()
-
         def first(hvd: Any, x: Any, y: Any) -> list[Any]:
             return [hvd.allreduce(x, name="x"), hvd.allgather(y, name="y"), hvd.broadcast(x.detach(), 0, name="b")]
 
@@ -103,14 +101,11 @@ def test_inductor_compiles_them_as_well(worlds: WorldPool) -> None:
                 checked(hvd, call.__name__, call, "inductor")
         return len(vars(sys.modules["horovod.torch.compiled"])["_results"])  # nothing is kept for good
 
-    assert worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(run) == [0] * 2
+    assert two.run(run) == [0] * 2
 
 
-def test_the_operators_are_what_torch_expects_of_them(worlds: WorldPool) -> None:
+def test_the_operators_are_what_torch_expects_of_them(two: World) -> None:
     def run() -> list[str]:
-        import horovod.torch as hvd
-
-        hvd.init()
         ops, size, index = vars(torch)["ops"].horovod, hvd.size(), hvd.rank()
         x = [rows(hvd.rank(), 4).requires_grad_(), rows(hvd.rank(), 2).requires_grad_()]
         how = ("name", None, None, 0.5, 2.0, 0)
@@ -142,17 +137,11 @@ def test_the_operators_are_what_torch_expects_of_them(worlds: WorldPool) -> None
             torch.library.opcheck(getattr(ops, name).default, arguments, test_utils=checks + last)
         return sorted(calls)
 
-    assert len(worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(run)[0]) == 12
+    assert len(two.run(run)[0]) == 12
 
 
-def test_a_compiled_barrier_waits_for_all(worlds: WorldPool, tmp_path: Path) -> None:
+def test_a_compiled_barrier_waits_for_all(two: World, tmp_path: Path) -> None:
     def run(directory: Path) -> list[bool]:
-        import time
-
-        import horovod.torch as hvd
-
-        hvd.init()
-
         @torch.compile(fullgraph=True, backend="aot_eager")
         def step(x: Any) -> Any:
             hvd.barrier()
@@ -167,16 +156,13 @@ def test_a_compiled_barrier_waits_for_all(worlds: WorldPool, tmp_path: Path) -> 
             seen.append((directory / str(round_)).exists())
         return seen
 
-    assert worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(run, tmp_path) == [[True] * 3] * 2
+    assert two.run(run, tmp_path) == [[True] * 3] * 2
 
 
-def test_what_a_gather_gave_may_be_taken_again_after_it_was_written_into(worlds: WorldPool) -> None:
+def test_what_a_gather_gave_may_be_taken_again_after_it_was_written_into(two: World) -> None:
     """A compiler computes in place where nobody else needs the result, and repeats what has no effect in backward."""
 
     def run() -> list[float]:
-        import horovod.torch as hvd
-
-        hvd.init()
         ops, place = vars(torch)["ops"].horovod, (0, hvd.size(), hvd.rank())
         x = torch.ones(2, 3)
         gathered, exchanged = ops.allgather_run([x], False, "g", *place), ops.alltoall_run(x, None, None, "x", *place)
@@ -191,18 +177,14 @@ def test_what_a_gather_gave_may_be_taken_again_after_it_was_written_into(worlds:
                 result.mul_(10)
         return sums
 
-    assert worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(run) == [[12.0, 12.0, 6.0, 6.0]] * 2
+    assert two.run(run) == [[12.0, 12.0, 6.0, 6.0]] * 2
 
 
-def test_no_pass_of_the_compiler_drops_folds_or_reorders_a_collective(worlds: WorldPool) -> None:
+def test_no_pass_of_the_compiler_drops_folds_or_reorders_a_collective(two: World) -> None:
     """The ranks' functions differ around their collectives, which the compiler would otherwise order by what they
     need: they block one after the other, so a different order is a deadlock."""
 
     def run(backend: str) -> list[str]:
-        import horovod.torch as hvd
-        from horovod.torch.tensors import collectives
-
-        hvd.init()
         torch._dynamo.reset()
         x = rows(hvd.rank()).requires_grad_()
         order: list[str] = []
@@ -234,14 +216,12 @@ def test_no_pass_of_the_compiler_drops_folds_or_reorders_a_collective(worlds: Wo
         return order
 
     for backend in ("aot_eager", "inductor") if THOROUGH else ("aot_eager",):
-        orders = worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(run, backend)
+        orders = two.run(run, backend)
         assert [name for name in orders[0] if "late" in name] == [name for name in orders[1] if "late" in name]
 
 
 def test_in_place_forms_ranks_and_sets_in_a_compiled_function(worlds: WorldPool) -> None:
     def run() -> bool:
-        import horovod.torch as hvd
-
         hvd.init()
         torch._dynamo.reset()
         pair, single = hvd.add_process_set([0, 2]), hvd.add_process_set([1])
@@ -273,11 +253,8 @@ def test_in_place_forms_ranks_and_sets_in_a_compiled_function(worlds: WorldPool)
     assert worlds(3, env).run(run) == [True] * 3
 
 
-def test_models_and_steps_that_are_compiled_train_as_eager_ones(worlds: WorldPool) -> None:
+def test_models_and_steps_that_are_compiled_train_as_eager_ones(two: World) -> None:
     def run(what: str) -> bool:
-        import horovod.torch as hvd
-
-        hvd.init()
         torch._dynamo.reset()
 
         def trained(compiled: str) -> list[Any]:
@@ -303,14 +280,11 @@ def test_models_and_steps_that_are_compiled_train_as_eager_ones(worlds: WorldPoo
         return True
 
     for what in ("model", "step"):
-        assert worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(run, what) == [True] * 2
+        assert two.run(run, what) == [True] * 2
 
 
-def test_an_error_in_a_compiled_function_is_the_operation_s_own(worlds: WorldPool) -> None:
+def test_an_error_in_a_compiled_function_is_the_operation_s_own(two: World) -> None:
     def run() -> str:
-        import horovod.torch as hvd
-
-        hvd.init()
         torch._dynamo.reset()
         step = torch.compile(lambda x: hvd.allreduce(x * 2, name="shapes"), fullgraph=True, backend="aot_eager")
         with pytest.raises(hvd.HorovodInternalError, match="allreduce.shapes.*rank 1") as caught:
@@ -318,17 +292,14 @@ def test_an_error_in_a_compiled_function_is_the_operation_s_own(worlds: WorldPoo
         assert step(torch.ones(5)).tolist() == [2.0] * 5
         return str(caught.value).splitlines()[0]  # PyTorch 2.7 and 2.8 print the graph below
 
-    texts = worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(run)
+    texts = two.run(run)
     assert texts[0] == texts[1]
 
 
 def test_a_graph_that_may_not_hold_a_gather_is_broken_there_and_meets_ranks_that_compile_nothing(
-    worlds: WorldPool,
+    two: World,
 ) -> None:
     def run() -> list[Any]:
-        import horovod.torch as hvd
-
-        hvd.init()
         torch._dynamo.reset()
 
         def step(x: Any) -> Any:
@@ -344,14 +315,12 @@ def test_a_graph_that_may_not_hold_a_gather_is_broken_there_and_meets_ranks_that
             seen.append((float(result.detach()), x.grad.tolist()))
         return seen
 
-    for seen in worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(run):
+    for seen in two.run(run):
         assert seen[0] == seen[1] == seen[2]
 
 
 def test_a_list_in_place_of_a_process_set_is_refused_and_the_other_rank_does_not_wait(worlds: WorldPool) -> None:
     def run() -> list[str]:
-        import horovod.torch as hvd
-
         hvd.init()
         torch._dynamo.reset()
         wrong: dict[str, Any] = {"process_set": [0, 1]} if hvd.rank() == 1 else {}
@@ -376,8 +345,6 @@ def test_a_list_in_place_of_a_process_set_is_refused_and_the_other_rank_does_not
 
 def test_a_wrong_compression_is_refused_and_the_other_rank_does_not_wait(worlds: WorldPool) -> None:
     def run() -> list[str]:
-        import horovod.torch as hvd
-
         hvd.init()
         texts = []
         for name, calls in {

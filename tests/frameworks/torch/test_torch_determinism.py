@@ -17,8 +17,12 @@ from support.extent import THOROUGH
 from support.world import WorldPool
 
 from horovod.bench.gradients import resnet50_shapes
+from horovod.core import native
+from horovod.core.context import statistics
 
 torch = pytest.importorskip("torch", reason="not run: torch is not installed")
+
+import horovod.torch as hvd
 
 # (ranks, transport, instruction set, fusion threshold in bytes)
 WAYS = [
@@ -41,9 +45,6 @@ def gradient(rank: int, index: int, shape: tuple[int, ...], dtype: str) -> np.nd
 
 def reduced_digests(run: int, dtype: str, divisor: int) -> tuple[list[bytes], str]:
     """Runs in a rank: the bits of every averaged gradient, and how they were made."""
-    import horovod.torch as hvd
-    from horovod.core.context import statistics
-
     hvd.init()
     torch.set_num_threads(1)
     random = np.random.default_rng((run, hvd.rank()))
@@ -77,8 +78,6 @@ def test_the_shapes_are_those_of_resnet_50() -> None:
 def test_bits_are_those_of_the_fold_in_rank_order(
     worlds: WorldPool, size: int, transport: str, instructions: str, threshold: int
 ) -> None:
-    from horovod.core import native
-
     available = json.loads(native.library().hvd_build_info())["instruction_sets"]
     if instructions not in ("best", *available):
         pytest.skip(f"hardware: this processor has no {instructions}")

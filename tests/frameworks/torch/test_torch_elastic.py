@@ -3,21 +3,25 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
 from support.elastic.elastic_session import same_ranks
-from support.world import WorldPool
+from support.world import World
+
+from horovod.core.exceptions import HorovodInternalError
+from horovod.elastic.worker.wrapper import run_fn
 
 torch = pytest.importorskip("torch", reason="not run: torch is not installed")
 
-SHM = {"HOROVOD_TRANSPORT": "shm"}
+import horovod.torch as hvd
+from horovod.torch.elastic_sampler import ElasticSampler
+from horovod.torch.elastic_state import TorchState
 
 
 def built(seed: int = 0) -> tuple[Any, Any]:
     """A model with buffers, and an optimizer with a state, that differ from seed to seed."""
-    import horovod.torch as hvd
-
     torch.manual_seed(seed)
     torch.set_num_threads(1)
     model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))
@@ -43,12 +47,8 @@ def values(model: Any, optimizer: Any) -> Any:
     return tensors, slots, optimizers["param_groups"]
 
 
-def test_a_sync_gives_all_ranks_the_live_state_of_rank_0_and_saves_it(worlds: WorldPool) -> None:
+def test_a_sync_gives_all_ranks_the_live_state_of_rank_0_and_saves_it(two: World) -> None:
     def run() -> tuple[Any, ...]:
-        import horovod.torch as hvd
-        from horovod.torch.elastic_state import TorchState
-
-        hvd.init()
         model, optimizer = built(hvd.rank())
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
         state = TorchState(model, optimizer, scheduler=scheduler, epoch=hvd.rank(), best=None, history=[hvd.rank()])
@@ -78,15 +78,12 @@ def test_a_sync_gives_all_ranks_the_live_state_of_rank_0_and_saves_it(worlds: Wo
         assert values(model, optimizer) == synced
         return facts
 
-    first, second = worlds(2, SHM).run(run)
+    first, second = two.run(run)
     assert first == second and first[1:] == (7, None, [0], 1)
 
 
-def test_what_modules_keep_beside_tensors_is_synced_and_restored(worlds: WorldPool) -> None:
+def test_what_modules_keep_beside_tensors_is_synced_and_restored(two: World) -> None:
     def run() -> tuple[Any, Any]:
-        import horovod.torch as hvd
-        from horovod.torch.elastic_state import TorchState
-
         class Counting(torch.nn.Linear):
             count = 0
 
@@ -105,12 +102,10 @@ def test_what_modules_keep_beside_tensors_is_synced_and_restored(worlds: WorldPo
         state.restore()
         return synced, model.count
 
-    assert worlds(2, SHM).run(run) == [(5, 5), (5, 5)]
+    assert two.run(run) == [(5, 5), (5, 5)]
 
 
 def test_another_object_in_place_of_one_is_saved_at_once() -> None:
-    from horovod.torch.elastic_state import TorchState
-
     state = TorchState(model=torch.nn.Linear(1, 1), batch=3)
     other = torch.nn.Linear(1, 1)
     weight = other.weight.item()
@@ -138,7 +133,6 @@ def test_copies_go_into_older_copies_and_are_never_shared() -> None:
 
 def test_users_may_register_handlers() -> None:
     from horovod.torch.elastic_handlers import StateHandler, get_handler_registry, set_handler_registry
-    from horovod.torch.elastic_state import TorchState
 
     class Doubled(StateHandler):
         def __init__(self, value: Any) -> None:
@@ -168,13 +162,8 @@ def test_users_may_register_handlers() -> None:
     assert handler.calls == ["save", "restore", "save"] and handler.value == state.table == {3: 4}
 
 
-def test_a_sampler_goes_on_where_it_was_and_a_change_of_ranks_shares_out_the_rest(worlds: WorldPool) -> None:
+def test_a_sampler_goes_on_where_it_was_and_a_change_of_ranks_shares_out_the_rest(two: World) -> None:
     def run() -> Any:
-        import horovod.torch as hvd
-        from horovod.torch.elastic_sampler import ElasticSampler
-        from horovod.torch.elastic_state import TorchState
-
-        hvd.init()
         sampler = ElasticSampler(range(11), shuffle=False)
         state = TorchState(sampler=sampler)
         first = list(torch.utils.data.DataLoader(range(11), batch_size=2, sampler=sampler))
@@ -192,46 +181,33 @@ def test_a_sampler_goes_on_where_it_was_and_a_change_of_ranks_shares_out_the_res
         sampler.set_epoch(1)
         return [batch.tolist() for batch in first], again, rest, len(sampler)
 
-    even, odd = worlds(2, SHM).run(run)
+    even, odd = two.run(run)
     assert even == ([[0, 2], [4, 6], [8, 10]], [0, 2, 4, 6, 8, 10], [4, 6, 8, 10], 6)
     assert odd == ([[1, 3], [5, 7], [9, 0]], [1, 3, 5, 7, 9, 0], [5, 7, 9, 4], 6)
 
 
-def test_the_order_of_a_sampler_is_that_of_seed_and_epoch(worlds: WorldPool) -> None:
+def test_the_order_of_a_sampler_is_that_of_seed_and_epoch(two: World) -> None:
     def run() -> list[list[int]]:
-        import horovod.torch as hvd
-        from horovod.torch.elastic_sampler import ElasticSampler
-
-        hvd.init()
         sampler = ElasticSampler(range(6), seed=3)
         orders = [list(sampler)]
         sampler.set_epoch(1)
         return [*orders, list(sampler)]
-
-    import random
 
     expected = []
     for epoch in range(2):
         order = list(range(6))
         random.Random(3 + epoch).shuffle(order)
         expected.append(order)
-    even, odd = worlds(2, SHM).run(run)
+    even, odd = two.run(run)
     assert [
         [item for pair in zip(*both, strict=True) for item in pair] for both in zip(even, odd, strict=True)
     ] == expected
 
 
-def test_training_survives_losses_and_changes_and_ends_as_if_nothing_had_been(worlds: WorldPool) -> None:
+def test_training_survives_losses_and_changes_and_ends_as_if_nothing_had_been(two: World) -> None:
     """Losses in backward and between the cuts, and an interrupt: the weights are those of an undisturbed run."""
 
     def run(disturbed: bool) -> Any:
-        import horovod.torch as hvd
-        from horovod.core.exceptions import HorovodInternalError
-        from horovod.elastic.worker.wrapper import run_fn
-        from horovod.torch.elastic_sampler import ElasticSampler
-        from horovod.torch.elastic_state import TorchState
-
-        hvd.init()
         torch.set_num_threads(1)
         torch.manual_seed(0)
         data = torch.randn(40, 4)
@@ -276,8 +252,8 @@ def test_training_survives_losses_and_changes_and_ends_as_if_nothing_had_been(wo
             weights = [parameter.tolist() for parameter in model.parameters()]
             return values(model, optimizer), state.batch, state.done, [entry[0] for entry in session.log], weights
 
-    plain = worlds(2, SHM).run(run, False)
-    disturbed = worlds(2, SHM).run(run, True)
+    plain = two.run(run, False)
+    disturbed = two.run(run, True)
     assert [outcome[3] for outcome in plain] == [[], []]
     assert [outcome[3] for outcome in disturbed] == [[False, True, False]] * 2
     assert plain[0][0] == disturbed[0][0], "bit for bit"

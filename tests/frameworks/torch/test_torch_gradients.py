@@ -7,9 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.world import WorldPool
+from support.frameworks import SetModule
+from support.world import World, WorldPool
 
 torch = pytest.importorskip("torch", reason="not run: torch is not installed")
+
+import horovod.torch as hvd
+from horovod.torch import mpi_ops as old
 
 WORLDS = [(1, "auto"), (2, "shm"), (3, "tcp"), (3, "shm")]
 
@@ -125,24 +129,17 @@ CASES = [allreduce_case, allgather_case, broadcast_case, alltoall_case, reducesc
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__.removesuffix("_case"))
 @pytest.mark.parametrize(("size", "transport"), WORLDS)
 def test_the_gradient_of(worlds: WorldPool, size: int, transport: str, case: Callable[..., None]) -> None:
-    def run(case: Callable[..., None]) -> bool:
-        import horovod.torch as hvd
-
+    def run(case: Callable[..., None]) -> None:
         hvd.init()
         case(hvd, hvd.rank(), hvd.size())
-        return True
 
-    assert worlds(size, {"HOROVOD_TRANSPORT": transport}).run(run, case) == [True] * size
+    worlds(size, {"HOROVOD_TRANSPORT": transport}).run(run, case)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__.removesuffix("_case"))
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_the_gradient_over_a_set_of(worlds: WorldPool, transport: str, case: Callable[..., None]) -> None:
     def run(case: Callable[..., None]) -> bool:
-        from support.frameworks import SetModule
-
-        import horovod.torch as hvd
-
         hvd.init()
         pair = hvd.add_process_set([0, 2])
         if pair.included():
@@ -161,8 +158,6 @@ def test_a_penalty_on_gradients_is_differentiated_through_the_operations(
     the gradient of T, and T'' that of T'."""
 
     def run() -> bool:
-        import horovod.torch as hvd
-
         hvd.init()
         rank, size = hvd.rank(), hvd.size()
         rows = [2 + r for r in range(size)]
@@ -229,11 +224,8 @@ def test_a_penalty_on_gradients_is_differentiated_through_the_operations(
     assert worlds(size, {"HOROVOD_TRANSPORT": transport}).run(run) == [True] * size
 
 
-def test_what_has_no_gradient_says_so(worlds: WorldPool) -> None:
-    def run() -> bool:
-        import horovod.torch as hvd
-
-        hvd.init()
+def test_what_has_no_gradient_says_so(two: World) -> None:
+    def run() -> None:
         tensor = torch.ones(4, requires_grad=True)
         with pytest.raises(NotImplementedError, match="reducescatter with op=Max has no gradient"):
             hvd.reducescatter(tensor, op=hvd.Max).sum().backward()
@@ -242,17 +234,17 @@ def test_what_has_no_gradient_says_so(worlds: WorldPool) -> None:
         assert not hvd.allgather(tensor.detach()).requires_grad
         with torch.no_grad():
             assert not hvd.reducescatter(tensor).requires_grad
-        return True
+        hidden = tensor * 2
+        product = hidden * hidden  # saves hidden
+        hvd.allreduce_(hidden.detach(), op=hvd.Sum)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.sum().backward()
 
-    assert worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(run) == [True] * 2
+    two.run(run)
 
 
-def test_the_functions_of_autograd_can_be_applied_by_their_old_names(worlds: WorldPool) -> None:
-    def run() -> bool:
-        import horovod.torch as hvd
-        from horovod.torch import mpi_ops as old
-
-        hvd.init()
+def test_the_functions_of_autograd_can_be_applied_by_their_old_names(two: World) -> None:
+    def run() -> None:
         everyone, x = hvd.global_process_set, torch.full((2,), 3.0, requires_grad=True)
         how = (0.5, 4.0, everyone)
         results = [
@@ -270,32 +262,26 @@ def test_the_functions_of_autograd_can_be_applied_by_their_old_names(worlds: Wor
         torch.cat(results).sum().backward()
         root = 1.0 if hvd.rank() == 1 else 0.0
         assert x.grad.tolist() == [4.0 + 2 + 2 + 1 + 1 + root + 1 + 4 + 2] * 2, x.grad
-        return True
 
-    assert worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(run) == [True] * 2
+    two.run(run)
 
 
-def test_compressed_forms_are_differentiable(worlds: WorldPool) -> None:
-    def run() -> bool:
-        import horovod.torch as hvd
-
-        hvd.init()
+def test_compressed_forms_are_differentiable(two: World) -> None:
+    def run() -> None:
         tensor = torch.full((4,), 3.0, requires_grad=True)
         part = hvd.reducescatter(tensor, op=hvd.Sum, compression=hvd.Compression.fp16)
         assert part.dtype == torch.float32 and part.tolist() == [6.0, 6.0]
         both = hvd.grouped_reducescatter([tensor, tensor], compression=hvd.Compression.fp16)
-        (part.sum() + both[0].sum()).backward()
-        assert tensor.grad.tolist() == [3.0] * 4  # times 2 ranks for the Sum, and 1 for the Average
-        return True
+        whole = hvd.allreduce(tensor, compression=hvd.Compression.fp16) * (hvd.rank() + 1)
+        (part.sum() + both[0].sum() + whole.sum()).backward()
+        assert tensor.grad.tolist() == [4.5] * 4  # 2 for the Sum, 1 for the Average, and the ranks' average of 1 and 2
 
-    assert worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(run) == [True] * 2
+    two.run(run)
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_sparse_tensors_are_summed_where_they_meet(worlds: WorldPool, transport: str) -> None:
-    def run() -> bool:
-        import horovod.torch as hvd
-
+    def run() -> None:
         hvd.init()
         rank, size = hvd.rank(), hvd.size()
         # Rank r has r + 1 rows; row 0 is everybody's, one is given twice on each rank.
@@ -322,16 +308,12 @@ def test_sparse_tensors_are_summed_where_they_meet(worlds: WorldPool, transport:
             -1 * size,
             sum(5 * r // size for r in range(size)),
         ]
-        return True
 
-    assert worlds(3, {"HOROVOD_TRANSPORT": transport}).run(run) == [True] * 3
+    worlds(3, {"HOROVOD_TRANSPORT": transport}).run(run)
 
 
-def test_a_sparse_call_that_is_wrong_on_one_rank_fails_on_all(worlds: WorldPool) -> None:
+def test_a_sparse_call_that_is_wrong_on_one_rank_fails_on_all(two: World) -> None:
     def run() -> list[str]:
-        import horovod.torch as hvd
-
-        hvd.init()
         sparse = torch.eye(3).to_sparse()
         with pytest.raises(ValueError, match=r"hint: .*sparse_allreduce_async.* sparse_as_dense=True"):
             hvd.allreduce(sparse, name="for dense tensors")
@@ -346,7 +328,7 @@ def test_a_sparse_call_that_is_wrong_on_one_rank_fails_on_all(worlds: WorldPool)
             assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 2
         return texts
 
-    for texts in worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(run):
+    for texts in two.run(run):
         for text, part in zip(
             texts,
             [
@@ -362,11 +344,8 @@ def test_a_sparse_call_that_is_wrong_on_one_rank_fails_on_all(worlds: WorldPool)
 
 
 @pytest.mark.slow("each operation with complex numbers")
-def test_operations_on_complex_tensors_have_gradients_and_complex_parameters_train(worlds: WorldPool) -> None:
+def test_operations_on_complex_tensors_have_gradients_and_complex_parameters_train(two: World) -> None:
     def run(compiled: bool) -> list[list[complex]]:
-        import horovod.torch as hvd
-
-        hvd.init()
         rank = hvd.rank()
         x = torch.tensor([1.0 + 2.0j], requires_grad=True)
         calls: list[Any] = [
@@ -388,6 +367,6 @@ def test_operations_on_complex_tensors_have_gradients_and_complex_parameters_tra
 
     x = 1 + 2j
     for compiled in (False, True):
-        for rank, seen in enumerate(worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(run, compiled)):
+        for rank, seen in enumerate(two.run(run, compiled)):
             factors = [24.0 * (rank + 1), 4.0 * (rank + 1) ** 2, 4.0 * (rank + 1) ** 2, 16.0 * rank, -2.0]
             assert seen == [[pytest.approx(factor * x)] for factor in factors]

@@ -12,6 +12,8 @@ from support.world import World, WorldPool
 
 torch = pytest.importorskip("torch", reason="not run: torch is not installed")
 
+import horovod.torch as hvd
+
 
 def steps_of(rank: int) -> int:
     return (3, 5, 2, 5)[rank]
@@ -23,8 +25,6 @@ def test_training_goes_on_with_the_ranks_that_have_data(
     worlds: WorldPool, size: int, transport: str, passes: int
 ) -> None:
     def run(steps: list[int], passes: int) -> tuple[int, list[float], list[float]]:
-        import horovod.torch as hvd
-
         hvd.init()
 
         def model_of(seed: int) -> Any:
@@ -83,8 +83,6 @@ def test_training_goes_on_with_the_ranks_that_have_data(
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_a_rank_that_dies_while_others_have_joined_is_named(transport: str) -> None:
     def run() -> None:
-        import horovod.torch as hvd
-
         hvd.init()
         weight = torch.nn.Parameter(torch.ones(3))
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.1), [("weight", weight)])

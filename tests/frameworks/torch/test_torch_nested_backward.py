@@ -3,19 +3,20 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
-from support.world import WorldPool
+from support.world import World
 
 torch = pytest.importorskip("torch", reason="not run: torch is not installed")
 
-SHM = {"HOROVOD_TRANSPORT": "shm"}
+from torch.utils.checkpoint import checkpoint
+
+import horovod.torch as hvd
 
 
 def wrapped(parameters: Any, **options: Any) -> Any:
-    import horovod.torch as hvd
-
     hvd.init()
     torch.set_num_threads(1)
     return hvd.DistributedOptimizer(torch.optim.SGD(list(parameters), lr=1.0), **options)
@@ -50,12 +51,8 @@ def scaled(weight: Any) -> Any:
 
 
 @pytest.mark.parametrize("passes", [1, 2])
-def test_blocks_that_are_all_checkpointed_are_one_round(worlds: WorldPool, passes: int) -> None:
+def test_blocks_that_are_all_checkpointed_are_one_round(two: World, passes: int) -> None:
     def run(passes: int) -> tuple[list[float], int]:
-        from torch.utils.checkpoint import checkpoint
-
-        import horovod.torch as hvd
-
         a, b = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
         for layer in (a, b):
             torch.nn.init.ones_(layer.weight)
@@ -69,13 +66,11 @@ def test_blocks_that_are_all_checkpointed_are_one_round(worlds: WorldPool, passe
         assert not optimizer._hvd_reducer.in_flight
         return [float(a.weight.grad), float(a.bias.grad)], hvd.statistics()["tensors"] - before
 
-    assert worlds(2, SHM).run(run, passes) == [([1.5 * passes, 1.0 * passes], 4)] * 2
+    assert two.run(run, passes) == [([1.5 * passes, 1.0 * passes], 4)] * 2
 
 
-def test_a_node_with_several_backwards_belongs_to_one_round(worlds: WorldPool) -> None:
+def test_a_node_with_several_backwards_belongs_to_one_round(two: World) -> None:
     def run() -> tuple[list[float], int]:
-        import horovod.torch as hvd
-
         weights = [torch.nn.Parameter(torch.ones(1)) for _ in range(3)]
         optimizer = wrapped(weights)
         before = hvd.statistics()["tensors"]
@@ -86,13 +81,11 @@ def test_a_node_with_several_backwards_belongs_to_one_round(worlds: WorldPool) -
             loss.backward(retain_graph=True)
         return [float(weight.grad) for weight in weights], hvd.statistics()["tensors"] - before
 
-    assert worlds(2, SHM).run(run) == [([1.0, 0.5, 0.5], 6)] * 2
+    assert two.run(run) == [([1.0, 0.5, 0.5], 6)] * 2
 
 
-def test_a_backward_after_one_that_failed_behind_a_nested_one_is_reduced_when_it_returns(worlds: WorldPool) -> None:
+def test_a_backward_after_one_that_failed_behind_a_nested_one_is_reduced_when_it_returns(two: World) -> None:
     def run() -> float:
-        import horovod.torch as hvd
-
         weight = torch.nn.Parameter(torch.ones(1))
         optimizer = wrapped([weight])
         x = torch.tensor([float(hvd.rank())], requires_grad=True)
@@ -104,17 +97,11 @@ def test_a_backward_after_one_that_failed_behind_a_nested_one_is_reduced_when_it
         (weight * x).backward()
         return float(weight.grad)
 
-    assert worlds(2, SHM).run(run) == [0.5] * 2
+    assert two.run(run) == [0.5] * 2
 
 
-def test_a_layer_that_checkpointed_parts_share_is_an_error_with_a_hint(worlds: WorldPool) -> None:
+def test_a_layer_that_checkpointed_parts_share_is_an_error_with_a_hint(two: World) -> None:
     def run() -> str:
-        import time
-
-        from torch.utils.checkpoint import checkpoint
-
-        import horovod.torch as hvd
-
         torch.manual_seed(0)
         shared, head = torch.nn.Linear(8, 8), torch.nn.Linear(8, 1)
         optimizer = wrapped([*shared.parameters(), *head.parameters()])
@@ -144,5 +131,5 @@ def test_a_layer_that_checkpointed_parts_share_is_an_error_with_a_hint(worlds: W
             optimizer.zero_grad()
         return str(caught.value)
 
-    for text in worlds(2, SHM).run(run):
+    for text in two.run(run):
         assert "arrived again while it was being reduced" in text and "use_reentrant=False" in text

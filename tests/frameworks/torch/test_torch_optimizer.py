@@ -4,26 +4,31 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import gc
+import pickle
 import warnings
+import weakref
 from typing import Any
 
 import pytest
-from support.world import WorldPool
+from support.world import World, WorldPool
 
 torch = pytest.importorskip("torch", reason="not run: torch is not installed")
 
-SHM = {"HOROVOD_TRANSPORT": "shm"}
+from torch.utils.checkpoint import checkpoint
+
+import horovod.torch as hvd
+from horovod.torch.tensors import collectives
 
 
 def wrapped(parameters: Any, **options: Any) -> Any:
-    import horovod.torch as hvd
-
     hvd.init()
     torch.set_num_threads(1)
     return hvd.DistributedOptimizer(torch.optim.SGD(list(parameters), lr=0.1), **options)
 
 
-def test_the_first_reduction_starts_before_the_last_gradient_exists(worlds: WorldPool) -> None:
+def test_the_first_reduction_starts_before_the_last_gradient_exists(two: World) -> None:
     def run() -> tuple[int, int, int, list[str]]:
         model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(8)])
         optimizer = wrapped(model.parameters(), named_parameters=model.named_parameters())
@@ -35,16 +40,14 @@ def test_the_first_reduction_starts_before_the_last_gradient_exists(worlds: Worl
         assert not optimizer._hvd_reducer.in_flight
         return times["start"][0], times["ready"][-1], times["done"][0], early
 
-    for first_start, last_ready, first_done, early in worlds(2, SHM).run(run):
+    for first_start, last_ready, first_done, early in two.run(run):
         assert first_start < last_ready <= first_done
         assert len(early) == 15, "all but the last gradient start while backward goes on"
         assert early[0].startswith("7.")
 
 
-def test_gradients_are_reduced_when_backward_returns(worlds: WorldPool) -> None:
+def test_gradients_are_reduced_when_backward_returns(three: World) -> None:
     def run() -> tuple[list[float], float]:
-        import horovod.torch as hvd
-
         weight = torch.nn.Parameter(torch.zeros(3))
         optimizer = wrapped([weight])
         (weight * float(hvd.rank() + 1)).sum().backward()  # an expanded gradient, too
@@ -56,16 +59,13 @@ def test_gradients_are_reduced_when_backward_returns(worlds: WorldPool) -> None:
         assert torch.equal(weight.detach(), -0.1 * weight.grad)
         return seen, norm
 
-    for seen, norm in worlds(3, SHM).run(run):
+    for seen, norm in three.run(run):
         assert seen == [2.0, 2.0, 2.0]
         assert norm == pytest.approx(12**0.5)
 
 
-def test_layouts_of_gradients_are_all_legal(worlds: WorldPool) -> None:
-    def run() -> bool:
-        import horovod.torch as hvd
-
-        hvd.init()
+def test_layouts_of_gradients_are_all_legal(three: World) -> None:
+    def run() -> None:
         factor = float(hvd.rank() + 1)
         image = torch.nn.Parameter(torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last))
         empty = torch.nn.Parameter(torch.zeros(0, 5))
@@ -78,27 +78,11 @@ def test_layouts_of_gradients_are_all_legal(worlds: WorldPool) -> None:
         assert torch.equal(image.grad, values * 2)
         assert empty.grad.shape == (0, 5) and float(scalar.grad) == 2.0 and frozen.grad is None
         optimizer.step()
-        return True
 
-    assert worlds(3, SHM).run(run) == [True] * 3
-
-
-def test_two_losses_before_one_step(worlds: WorldPool) -> None:
-    def run() -> tuple[float, float]:
-        import horovod.torch as hvd
-
-        hvd.init()
-        a, b = (torch.nn.Parameter(torch.zeros(1)) for _ in range(2))
-        optimizer = wrapped([a, b], op=hvd.Sum)
-        (a * (hvd.rank() + 1)).sum().backward()
-        (b * (hvd.rank() + 5)).sum().backward()
-        optimizer.step()
-        return float(a.grad), float(b.grad)
-
-    assert worlds(2, SHM).run(run) == [(3.0, 11.0)] * 2
+    three.run(run)
 
 
-def test_backward_twice_without_a_step_is_an_error_with_a_hint(worlds: WorldPool) -> None:
+def test_backward_twice_without_a_step_is_an_error_with_a_hint(two: World) -> None:
     def run() -> str:
         weight = torch.nn.Parameter(torch.zeros(1))
         optimizer = wrapped([weight], named_parameters=[("weight", weight)])
@@ -111,14 +95,12 @@ def test_backward_twice_without_a_step_is_an_error_with_a_hint(worlds: WorldPool
         assert float(weight.grad) == 1.0
         return str(caught.value)
 
-    for text in worlds(2, SHM).run(run):
+    for text in two.run(run):
         assert "`weight`" in text and "hint: set backward_passes_per_step" in text
 
 
-def test_gradients_are_freed_when_they_are_cleared(worlds: WorldPool) -> None:
+def test_gradients_are_freed_when_they_are_cleared(two: World) -> None:
     def run() -> bool:
-        import weakref
-
         weight = torch.nn.Parameter(torch.zeros(1000))
         optimizer = wrapped([weight])
         weight.sum().backward()
@@ -127,28 +109,11 @@ def test_gradients_are_freed_when_they_are_cleared(worlds: WorldPool) -> None:
         optimizer.zero_grad()
         return gradient() is None
 
-    assert worlds(2, SHM).run(run) == [True, True]
+    assert two.run(run) == [True, True]
 
 
-def test_gradients_set_by_hand_are_reduced_by_step(worlds: WorldPool) -> None:
-    def run() -> float:
-        import horovod.torch as hvd
-
-        hvd.init()
-        weight = torch.nn.Parameter(torch.zeros(1))
-        optimizer = wrapped([weight])
-        weight.grad = torch.tensor([float(hvd.rank())])
-        optimizer.step()
-        return float(weight)
-
-    assert worlds(3, SHM).run(run) == pytest.approx([-0.1] * 3)
-
-
-def test_a_closure_and_a_scheduler_work(worlds: WorldPool) -> None:
+def test_a_closure_and_a_scheduler_work(three: World) -> None:
     def run() -> tuple[float, float]:
-        import horovod.torch as hvd
-
-        hvd.init()
         weight = torch.nn.Parameter(torch.zeros(1))
         base = torch.optim.SGD([weight], lr=1.0)
         before = torch.optim.lr_scheduler.StepLR(base, 1, gamma=0.5)
@@ -168,14 +133,11 @@ def test_a_closure_and_a_scheduler_work(worlds: WorldPool) -> None:
             after.step()
         return float(weight), optimizer.param_groups[0]["lr"]
 
-    assert worlds(3, SHM).run(run) == [(-2.0, 0.25)] * 3
+    assert three.run(run) == [(-2.0, 0.25)] * 3
 
 
-def test_the_wrapped_optimizer_is_one_of_its_class_with_its_state(worlds: WorldPool) -> None:
-    def run() -> bool:
-        import horovod.torch as hvd
-
-        hvd.init()
+def test_the_wrapped_optimizer_is_one_of_its_class_with_its_state(two: World) -> None:
+    def run() -> None:
         weight = torch.nn.Parameter(torch.ones(3))
         adam = torch.optim.Adam([weight], lr=0.1)
         weight.sum().backward()
@@ -191,16 +153,12 @@ def test_the_wrapped_optimizer_is_one_of_its_class_with_its_state(worlds: WorldP
         optimizer.load_state_dict(optimizer.state_dict())
         with pytest.raises(ValueError, match="already"):
             hvd.DistributedOptimizer(optimizer)
-        return True
 
-    assert worlds(2, SHM).run(run) == [True, True]
+    two.run(run)
 
 
-def test_layers_may_be_frozen_and_trained_again(worlds: WorldPool) -> None:
+def test_layers_may_be_frozen_and_trained_again(two: World) -> None:
     def run() -> tuple[bool, bool, bool]:
-        import horovod.torch as hvd
-
-        hvd.init()
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
         model[0].requires_grad_(False)
@@ -225,14 +183,11 @@ def test_layers_may_be_frozen_and_trained_again(worlds: WorldPool) -> None:
         steps()
         return kept, torch.equal(trained[0], trained[1]), not torch.equal(frozen, trained)
 
-    assert worlds(2, SHM).run(run) == [(True, True, True)] * 2
+    assert two.run(run) == [(True, True, True)] * 2
 
 
 def test_a_copy_is_refused(worlds: WorldPool) -> None:
     def run() -> bool:
-        import copy
-        import pickle
-
         weight = torch.nn.Parameter(torch.zeros(1))
         optimizer = wrapped([weight])
         for how in (copy.copy, copy.deepcopy, pickle.dumps):
@@ -243,11 +198,8 @@ def test_a_copy_is_refused(worlds: WorldPool) -> None:
     assert worlds(1).run(run) == [True]
 
 
-def test_a_gradient_that_cannot_be_sent_fails_on_all_ranks(worlds: WorldPool) -> None:
+def test_a_gradient_that_cannot_be_sent_fails_on_all_ranks(two: World) -> None:
     def run() -> str:
-        import horovod.torch as hvd
-
-        hvd.init()
         table = torch.nn.Embedding(4, 2, sparse=hvd.rank() == 1)
         optimizer = wrapped(table.parameters(), named_parameters=table.named_parameters())
         with pytest.raises(hvd.HorovodInternalError) as caught:
@@ -257,15 +209,12 @@ def test_a_gradient_that_cannot_be_sent_fails_on_all_ranks(worlds: WorldPool) ->
         assert float(hvd.allreduce(torch.ones(1), name="after")) == 1.0
         return text
 
-    for text in worlds(2, SHM).run(run):
+    for text in two.run(run):
         assert "`allreduce.weight`" in text and "rank 1: expected operation allreduce, got allgather" in text
 
 
-def test_sparse_gradients_as_dense(worlds: WorldPool) -> None:
+def test_sparse_gradients_as_dense(two: World) -> None:
     def run() -> list[list[float]]:
-        import horovod.torch as hvd
-
-        hvd.init()
         table, other = torch.nn.Embedding(4, 2, sparse=True), torch.nn.Parameter(torch.zeros(1))
         optimizer = wrapped([table.weight, other], sparse_as_dense=True)
         (table(torch.tensor([hvd.rank()])).sum() + other).sum().backward()
@@ -276,17 +225,12 @@ def test_sparse_gradients_as_dense(worlds: WorldPool) -> None:
         assert table.weight.grad.to_dense().tolist() == seen
         return seen
 
-    for seen in worlds(2, SHM).run(run):
+    for seen in two.run(run):
         assert seen == [[0.5, 0.5], [0.5, 0.5], [0.0, 0.0], [0.0, 0.0]]
 
 
-def test_checkpointed_layers_are_reduced_once(worlds: WorldPool) -> None:
+def test_checkpointed_layers_are_reduced_once(two: World) -> None:
     def run(reentrant: bool) -> list[float]:
-        from torch.utils.checkpoint import checkpoint
-
-        import horovod.torch as hvd
-
-        hvd.init()
         torch.manual_seed(0)
         model = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(3)])
         optimizer = wrapped(model.parameters(), named_parameters=model.named_parameters())
@@ -296,14 +240,14 @@ def test_checkpointed_layers_are_reduced_once(worlds: WorldPool) -> None:
         optimizer.step()
         return [float(parameter.grad.sum()) for parameter in model.parameters()]
 
-    world = worlds(2, SHM)
+    world = two
     plain = world.run(run, False)
     assert plain[0] == plain[1]
     for rank in world.run(run, True):
         assert rank == pytest.approx(plain[0])
 
 
-def test_a_backward_that_raised_can_be_completed(worlds: WorldPool) -> None:
+def test_a_backward_that_raised_can_be_completed(two: World) -> None:
     class Fails(torch.autograd.Function):  # type: ignore[misc, name-defined]
         @staticmethod
         def forward(ctx: Any, tensor: Any) -> Any:
@@ -314,9 +258,6 @@ def test_a_backward_that_raised_can_be_completed(worlds: WorldPool) -> None:
             raise ZeroDivisionError
 
     def run(fails: Any) -> tuple[list[float], list[float]]:
-        import horovod.torch as hvd
-
-        hvd.init()
         first, last = torch.nn.Parameter(torch.ones(1)), torch.nn.Parameter(torch.ones(1))
         optimizer = wrapped([first, last], op=hvd.Sum)
         hidden = first * 2
@@ -334,14 +275,11 @@ def test_a_backward_that_raised_can_be_completed(worlds: WorldPool) -> None:
         (first * last).sum().backward()
         return one, [float(first.grad), float(last.grad)]
 
-    assert worlds(2, SHM).run(run, Fails) == [([2.0, 4.0], [2.0, 2.0])] * 2
+    assert two.run(run, Fails) == [([2.0, 4.0], [2.0, 2.0])] * 2
 
 
-def test_sparse_gradients_stay_sparse(worlds: WorldPool) -> None:
+def test_sparse_gradients_stay_sparse(two: World) -> None:
     def run() -> tuple[list[Any], bool]:
-        import horovod.torch as hvd
-
-        hvd.init()
         table, other = torch.nn.Embedding(4, 2, sparse=True), torch.nn.Parameter(torch.zeros(1))
         torch.nn.init.zeros_(table.weight)
         optimizer = wrapped([table.weight, other], op=hvd.Sum)
@@ -361,16 +299,13 @@ def test_sparse_gradients_stay_sparse(worlds: WorldPool) -> None:
         weights = hvd.allgather(table.weight.detach().reshape(1, -1).clone())
         return seen, torch.equal(weights[0], weights[1])
 
-    for seen, equal in worlds(2, SHM).run(run):
+    for seen, equal in two.run(run):
         assert seen[:3] == [[1.0, 1.0, 0.0, 4.0], [1.0, 0.0, 0.0, 2.0], [1.0, 1.0, 0.0, 4.0]]
         assert equal
 
 
-def test_no_sync_accumulates_and_the_next_backward_reduces_the_sum(worlds: WorldPool) -> None:
+def test_no_sync_accumulates_and_the_next_backward_reduces_the_sum(two: World) -> None:
     def run() -> list[Any]:
-        import horovod.torch as hvd
-
-        hvd.init()
         a, b = torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(1))
         optimizer = wrapped([a, b], op=hvd.Sum)
         mine = hvd.rank() + 1
@@ -390,14 +325,11 @@ def test_no_sync_accumulates_and_the_next_backward_reduces_the_sum(worlds: World
         return seen
 
     expected = [True, (309.0, 30.0)] * 3
-    assert worlds(2, SHM).run(run) == [expected] * 2
+    assert two.run(run) == [expected] * 2
 
 
-def test_step_reduces_what_no_sync_left(worlds: WorldPool) -> None:
+def test_step_reduces_what_no_sync_left(three: World) -> None:
     def run() -> tuple[float, float]:
-        import horovod.torch as hvd
-
-        hvd.init()
         a, b = torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(1))
         optimizer = wrapped([a, b])
         (a * (hvd.rank() + 1)).sum().backward()
@@ -406,14 +338,11 @@ def test_step_reduces_what_no_sync_left(worlds: WorldPool) -> None:
         optimizer.step()
         return float(a.grad), float(b.grad)
 
-    assert worlds(3, SHM).run(run) == [(2.0, 2.0)] * 3
+    assert three.run(run) == [(2.0, 2.0)] * 3
 
 
-def test_no_sync_does_not_count_as_a_pass(worlds: WorldPool) -> None:
+def test_no_sync_does_not_count_as_a_pass(two: World) -> None:
     def run() -> list[float]:
-        import horovod.torch as hvd
-
-        hvd.init()
         weight = torch.nn.Parameter(torch.zeros(1))
         optimizer = wrapped([weight], op=hvd.Sum, backward_passes_per_step=2)
         seen = []
@@ -423,15 +352,12 @@ def test_no_sync_does_not_count_as_a_pass(worlds: WorldPool) -> None:
             seen.append(float(weight.grad) / (hvd.rank() + 1))
         return [*seen[:2], float(weight.grad)]
 
-    assert worlds(2, SHM).run(run) == [[1.0, 2.0, 9.0]] * 2
+    assert two.run(run) == [[1.0, 2.0, 9.0]] * 2
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
-def test_cleared_gradients_either_way_are_counted_once(worlds: WorldPool, set_to_none: bool) -> None:
+def test_cleared_gradients_either_way_are_counted_once(two: World, set_to_none: bool) -> None:
     def run(set_to_none: bool) -> list[tuple[float, float]]:
-        import horovod.torch as hvd
-
-        hvd.init()
         always, sometimes = torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(1))
         optimizer = wrapped([always, sometimes], op=hvd.Sum)
         seen = []
@@ -446,10 +372,10 @@ def test_cleared_gradients_either_way_are_counted_once(worlds: WorldPool, set_to
         assert (always.grad is None) == set_to_none
         return seen
 
-    assert worlds(2, SHM).run(run, set_to_none) == [[(3.0, 5.0)] * 3] * 2
+    assert two.run(run, set_to_none) == [[(3.0, 5.0)] * 3] * 2
 
 
-def test_predivide_keeps_the_sum_in_range(worlds: WorldPool) -> None:
+def test_predivide_keeps_the_sum_in_range(two: World) -> None:
     def run(factor: float) -> float:
         weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
         optimizer = wrapped([weight], gradient_predivide_factor=factor)
@@ -457,16 +383,13 @@ def test_predivide_keeps_the_sum_in_range(worlds: WorldPool) -> None:
         assert optimizer is not None
         return float(weight.grad)
 
-    world = worlds(2, SHM)
+    world = two
     assert world.run(run, 1.0) == [float("inf")] * 2
     assert world.run(run, 2.0) == [1.5e308] * 2
 
 
-def test_groups_of_parameters_change_nothing(worlds: WorldPool) -> None:
+def test_groups_of_parameters_change_nothing(three: World) -> None:
     def run() -> list[list[float]]:
-        import horovod.torch as hvd
-
-        hvd.init()
         seen = []
         for choose in (lambda *_: None, lambda a, b, c: [[c, a], [b]], lambda a, *_: [[a]], lambda *_: 2):
             parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in range(3)]
@@ -476,14 +399,11 @@ def test_groups_of_parameters_change_nothing(worlds: WorldPool) -> None:
             seen.append([float(p.grad[1]) for p in parameters])
         return seen
 
-    assert worlds(3, SHM).run(run) == [[[2.0, 4.0, 6.0]] * 4] * 3
+    assert three.run(run) == [[[2.0, 4.0, 6.0]] * 4] * 3
 
 
-def test_a_closure_with_fewer_passes_than_a_step_is_reduced(worlds: WorldPool) -> None:
+def test_a_closure_with_fewer_passes_than_a_step_is_reduced(two: World) -> None:
     def run(by_model: bool) -> tuple[int, list[float]]:
-        import horovod.torch as hvd
-
-        hvd.init()
         weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
         optimizer = hvd.DistributedOptimizer(
             torch.optim.LBFGS([weight], lr=1.0, max_iter=4), backward_passes_per_step=2
@@ -504,16 +424,13 @@ def test_a_closure_with_fewer_passes_than_a_step_is_reduced(worlds: WorldPool) -
         return len(calls), [float(weight)]
 
     for by_model in (False, True):
-        outcomes = worlds(2, SHM).run(run, by_model)
+        outcomes = two.run(run, by_model)
         assert outcomes[0] == outcomes[1] and outcomes[0][0] > 1
         assert outcomes[0][1] == pytest.approx([1.5])  # where the average of the losses is least
 
 
-def test_parameters_added_later_are_reduced(worlds: WorldPool) -> None:
+def test_parameters_added_later_are_reduced(three: World) -> None:
     def run() -> list[float]:
-        import horovod.torch as hvd
-
-        hvd.init()
         first, late = torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(1))
         # The second one's parameter is `1.0` too: both are in flight at once.
         other = torch.nn.Parameter(torch.zeros(1))
@@ -525,14 +442,11 @@ def test_parameters_added_later_are_reduced(worlds: WorldPool) -> None:
         named.step()
         return [float(first.grad), float(late), float(other.grad)]
 
-    assert worlds(3, SHM).run(run) == [[2.0, -4.0, 6.0]] * 3
+    assert three.run(run) == [[2.0, -4.0, 6.0]] * 3
 
 
-def test_several_models_and_optimizers_in_one_backward(worlds: WorldPool) -> None:
+def test_several_models_and_optimizers_in_one_backward(three: World) -> None:
     def run(named: bool) -> list[list[float]]:
-        import horovod.torch as hvd
-
-        hvd.init()
         torch.manual_seed(0)
         models = [torch.nn.Linear(2, 2) for _ in range(3)]
         optimizers = [
@@ -557,14 +471,11 @@ def test_several_models_and_optimizers_in_one_backward(worlds: WorldPool) -> Non
         return seen
 
     for named in (True, False):
-        assert worlds(3, SHM).run(run, named) == [[[2.0, 1.0], [4.0, 2.0], [6.0, 3.0]]] * 3
+        assert three.run(run, named) == [[[2.0, 1.0], [4.0, 2.0], [6.0, 3.0]]] * 3
 
 
-def test_two_optimizers_share_one_model(worlds: WorldPool) -> None:
+def test_two_optimizers_share_one_model(two: World) -> None:
     def run() -> tuple[bool, bool]:
-        import horovod.torch as hvd
-
-        hvd.init()
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
         names = list(model.named_parameters())
@@ -580,13 +491,11 @@ def test_two_optimizers_share_one_model(worlds: WorldPool) -> None:
         everyone = hvd.allgather(flat)
         return torch.equal(everyone[0], everyone[1]), set(adam._hvd_taken) == {"1.weight", "1.bias"}
 
-    assert worlds(2, SHM).run(run) == [(True, True)] * 2
+    assert two.run(run) == [(True, True)] * 2
 
 
 def test_arguments_that_do_not_fit_are_refused(worlds: WorldPool) -> None:
     def run() -> bool:
-        import horovod.torch as hvd
-
         hvd.init()
         a, b = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(3))
         cases: list[tuple[dict[str, Any], str]] = [
@@ -619,12 +528,6 @@ def test_arguments_that_do_not_fit_are_refused(worlds: WorldPool) -> None:
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_an_operation_that_is_dropped_in_flight_keeps_its_memory(worlds: WorldPool, transport: str) -> None:
     def run() -> list[bool]:
-        import gc
-        import weakref
-
-        import horovod.torch as hvd
-        from horovod.torch.tensors import collectives
-
         hvd.init()
         hvd.barrier()
         how = (hvd.Sum, None, 1.0, 1.0, hvd.global_process_set)
@@ -646,11 +549,8 @@ def test_an_operation_that_is_dropped_in_flight_keeps_its_memory(worlds: WorldPo
         assert not left, "done"
 
 
-def test_an_exception_in_a_hook_of_the_user_reaches_backward_and_the_job_goes_on(worlds: WorldPool) -> None:
+def test_an_exception_in_a_hook_of_the_user_reaches_backward_and_the_job_goes_on(two: World) -> None:
     def run() -> list[float]:
-        import horovod.torch as hvd
-
-        hvd.init()
         first, second = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
         optimizer = wrapped([first, second])
         fails = [True]
@@ -668,15 +568,11 @@ def test_an_exception_in_a_hook_of_the_user_reaches_backward_and_the_job_goes_on
         ((first + second) * (hvd.rank() + 1)).sum().backward()
         return [*first.grad.tolist(), *second.grad.tolist()]
 
-    assert worlds(2, SHM).run(run) == [[1.5] * 4] * 2
+    assert two.run(run) == [[1.5] * 4] * 2
 
 
-def test_a_compressor_that_fails_on_one_rank_fails_on_all(worlds: WorldPool) -> None:
+def test_a_compressor_that_fails_on_one_rank_fails_on_all(two: World) -> None:
     def run() -> str:
-        import horovod.torch as hvd
-
-        hvd.init()
-
         class Failing(hvd.Compression.none):  # type: ignore[misc, name-defined]
             @staticmethod
             def compress(tensor: Any) -> Any:
@@ -695,5 +591,5 @@ def test_a_compressor_that_fails_on_one_rank_fails_on_all(worlds: WorldPool) -> 
         assert parameter.grad.tolist() == [1.5, 1.5]
         return str(caught.value)
 
-    for text in worlds(2, SHM).run(run):
+    for text in two.run(run):
         assert "cannot be compressed" in text

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 from support.extent import later
-from support.world import WorldPool
+from support.world import World, WorldPool
 
 torch = pytest.importorskip("torch", reason="not run: torch is not installed")
+
+import horovod.torch as hvd
 
 STEPS = 6
 ROWS = 4  # of each rank in each pass
@@ -150,8 +152,6 @@ def test_every_implementation_of_every_optimizer_equals_one_process(
     worlds: WorldPool, size: int, transport: str
 ) -> None:
     def run() -> tuple[int, list[str]]:
-        import horovod.torch as hvd
-
         hvd.init()
         torch.set_num_threads(1)
         cases = implementations()
@@ -167,8 +167,6 @@ def test_options_of_training_equal_one_process(worlds: WorldPool, size: int) -> 
     """Clipping, accumulation, predivision, groups, schedulers and a gradient scaler, for five optimizers."""
 
     def run() -> tuple[int, list[str]]:
-        import horovod.torch as hvd
-
         hvd.init()
         torch.set_num_threads(1)
         names = ["SGD", "Adam", "AdamW", "Adagrad", "RMSprop"]
@@ -192,14 +190,10 @@ def test_options_of_training_equal_one_process(worlds: WorldPool, size: int) -> 
         assert count == 35
 
 
-def test_mixed_precision_trains_as_one_process_does_to_its_precision(worlds: WorldPool) -> None:
+def test_mixed_precision_trains_as_one_process_does_to_its_precision(two: World) -> None:
     """autocast to bfloat16, with and without gradients that travel as bfloat16, against float32 without either."""
 
     def run() -> list[str]:
-        import horovod.torch as hvd
-
-        hvd.init()
-
         def losses(ranks: list[int], cast: bool, options: dict[str, Any] | None) -> list[float]:
             torch.manual_seed(0)
             model = torch.nn.Sequential(torch.nn.Linear(3, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
@@ -228,17 +222,14 @@ def test_mixed_precision_trains_as_one_process_does_to_its_precision(worlds: Wor
                 wrong.append(f"{options}: {worst} off, loss from {seen[0]} to {seen[-1]}")
         return wrong
 
-    assert worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(run) == [[], []]
+    assert two.run(run) == [[], []]
 
 
-def test_a_step_with_an_overflow_is_left_out_on_all_ranks(worlds: WorldPool) -> None:
+def test_a_step_with_an_overflow_is_left_out_on_all_ranks(two: World) -> None:
     """GradScaler sees the reduced gradient: an overflow on one rank makes every rank skip the step, and it leaves
     nothing behind."""
 
     def run(passes: int) -> list[list[float]]:
-        import horovod.torch as hvd
-
-        hvd.init()
         parameter = torch.nn.Parameter(torch.ones(2))
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), backward_passes_per_step=passes)
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=100)
@@ -254,5 +245,5 @@ def test_a_step_with_an_overflow_is_left_out_on_all_ranks(worlds: WorldPool) -> 
         return seen
 
     for passes in (1, 2):
-        for seen in worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(run, passes):
+        for seen in two.run(run, passes):
             assert seen == [[-0.5, -0.5, 4.0], [-0.5, -0.5, 2.0], [-2.0, -2.0, 2.0]]

@@ -8,12 +8,12 @@ from support.world import WorldPool
 
 torch = pytest.importorskip("torch", reason="not run: torch is not installed")
 
+import horovod.torch as hvd
+
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_an_optimizer_over_a_set_averages_its_members_gradients(worlds: WorldPool, transport: str) -> None:
     def run() -> list[float]:
-        import horovod.torch as hvd
-
         hvd.init()
         pair = hvd.add_process_set([0, 2])
         weight = torch.nn.Parameter(torch.full((3,), float(hvd.rank())))
@@ -47,8 +47,6 @@ def test_an_optimizer_over_a_set_averages_its_members_gradients(worlds: WorldPoo
 
 def test_state_that_differs_in_a_set_names_its_world_ranks(worlds: WorldPool) -> None:
     def run() -> str:
-        import horovod.torch as hvd
-
         hvd.init()
         pair = hvd.add_process_set([1, 2])
         text = ""
@@ -69,8 +67,6 @@ def test_state_that_differs_in_a_set_names_its_world_ranks(worlds: WorldPool) ->
 
 def test_a_set_that_is_not_registered_is_refused_by_its_members(worlds: WorldPool) -> None:
     def run() -> list[str]:
-        import horovod.torch as hvd
-
         hvd.init()
         pair, everybody = hvd.ProcessSet([0, 1]), hvd.ProcessSet([])
         weight = torch.nn.Parameter(torch.zeros(1))

@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 torch = pytest.importorskip("torch", reason="not run: torch is not installed")
-
-from horovod.torch.recording import _described, _GpuClock  # noqa: E402
+import horovod.torch as hvd
+from horovod.torch.recording import _described, _GpuClock
 
 
 def test_gradients_are_described_by_what_would_travel() -> None:
@@ -43,8 +43,6 @@ def test_moments_on_a_gpu_are_events_of_its_stream(monkeypatch: pytest.MonkeyPat
 
 def test_adasum_cannot_be_profiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its ranks step by themselves: there are no gradients that wait."""
-    import horovod.torch as hvd
-
     monkeypatch.setenv("HOROVOD_PROFILE", "profile.json")
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -6,6 +6,8 @@ from __future__ import annotations
 import pytest
 from support.world import World
 
+from horovod.core import calls
+
 
 @pytest.mark.parametrize("way", ["run_known", "_run_known"])
 def test_a_known_tensor_is_reduced_in_place_and_what_is_wrong_is_told(way: str) -> None:
@@ -13,7 +15,6 @@ def test_a_known_tensor_is_reduced_in_place_and_what_is_wrong_is_told(way: str) 
         import torch
 
         import horovod.torch as hvd
-        from horovod.core import calls
         from horovod.torch.tensors import TorchAdapter
 
         known = []

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Start values: parameters, buffers and optimizer state from one rank; and the gradients of the operations
-themselves."""
+"""Start values: parameters, buffers and optimizer state from one rank."""
 
 from __future__ import annotations
 
@@ -8,18 +7,15 @@ import re
 from typing import Any
 
 import pytest
-from support.world import WorldPool
+from support.world import World
 
 torch = pytest.importorskip("torch", reason="not run: torch is not installed")
 
-SHM = {"HOROVOD_TRANSPORT": "shm"}
+import horovod.torch as hvd
 
 
-def test_a_state_dict_with_buffers_and_numbers_is_that_of_the_root(worlds: WorldPool) -> None:
-    def run() -> bool:
-        import horovod.torch as hvd
-
-        hvd.init()
+def test_a_state_dict_with_buffers_and_numbers_is_that_of_the_root(two: World) -> None:
+    def run() -> None:
         torch.manual_seed(hvd.rank())
         model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4))
         model = model.to(memory_format=torch.channels_last)
@@ -37,17 +33,13 @@ def test_a_state_dict_with_buffers_and_numbers_is_that_of_the_root(worlds: World
             hvd.broadcast_parameters({"bad": []}, root_rank=0)
         with pytest.raises(ValueError, match="expected a dict or a list of pairs, got int"):
             hvd.broadcast_parameters(3, root_rank=0)
-        return True
 
-    assert worlds(2, SHM).run(run) == [True, True]
+    two.run(run)
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "NAdam", "Rprop", "ASGD"])
-def test_optimizer_state_and_options_are_those_of_the_root_and_no_weight_moves(worlds: WorldPool, name: str) -> None:
+def test_optimizer_state_and_options_are_those_of_the_root_and_no_weight_moves(two: World, name: str) -> None:
     def run(name: str) -> tuple[Any, list[list[float]], bool]:
-        import horovod.torch as hvd
-
-        hvd.init()
         root = 1
         weights = [torch.nn.Parameter(torch.ones(2) * (i + 1)) for i in range(3)]
         options: dict[str, Any] = {"momentum": 0.9} if name in ("SGD", "RMSprop") else {}
@@ -69,18 +61,15 @@ def test_optimizer_state_and_options_are_those_of_the_root_and_no_weight_moves(w
         types = [[type(value).__name__ for _, value in sorted(group.items())] for group in state["param_groups"]]
         return (plain, state["param_groups"]), types, moved
 
-    outcomes = worlds(2, SHM).run(run, name)
+    outcomes = two.run(run, name)
     assert outcomes[0] == outcomes[1]
     (state, groups), _, moved = outcomes[0]
     assert not moved
     assert len(state) == 3 and groups[0]["lr"] == 0.5 and groups[1]["lr"] == 0.125
 
 
-def test_a_step_counter_stays_in_host_memory_whatever_the_default_device(worlds: WorldPool) -> None:
+def test_a_step_counter_stays_in_host_memory_whatever_the_default_device(two: World) -> None:
     def run() -> tuple[str, float]:
-        import horovod.torch as hvd
-
-        hvd.init()
         weight = torch.nn.Parameter(torch.ones(2))
         optimizer = torch.optim.Adam([weight])
         if hvd.rank() == 0:
@@ -91,14 +80,11 @@ def test_a_step_counter_stays_in_host_memory_whatever_the_default_device(worlds:
         step = optimizer.state[weight]["step"]
         return str(step.device), float(step)
 
-    assert worlds(2, SHM).run(run) == [("cpu", 1.0)] * 2
+    assert two.run(run) == [("cpu", 1.0)] * 2
 
 
-def test_state_that_the_root_has_not_is_dropped(worlds: WorldPool) -> None:
+def test_state_that_the_root_has_not_is_dropped(two: World) -> None:
     def run() -> int:
-        import horovod.torch as hvd
-
-        hvd.init()
         weight = torch.nn.Parameter(torch.ones(2))
         optimizer = torch.optim.Adam([weight])
         if hvd.rank() == 1:
@@ -107,24 +93,7 @@ def test_state_that_the_root_has_not_is_dropped(worlds: WorldPool) -> None:
         hvd.broadcast_optimizer_state(optimizer, root_rank=0)
         return len(optimizer.state)
 
-    assert worlds(2, SHM).run(run) == [0, 0]
-
-
-def test_groups_that_differ_and_lbfgs_are_refused_on_all_ranks(worlds: WorldPool) -> None:
-    def run() -> tuple[str, str]:
-        import horovod.torch as hvd
-
-        hvd.init()
-        weights = [torch.nn.Parameter(torch.ones(2)) for _ in range(hvd.rank() + 1)]
-        with pytest.raises(hvd.HorovodInternalError) as caught:
-            hvd.broadcast_optimizer_state(torch.optim.SGD(weights, lr=1.0), root_rank=0)
-        with pytest.raises(ValueError) as refused:
-            hvd.broadcast_optimizer_state(torch.optim.LBFGS(weights), root_rank=0)
-        return str(caught.value), str(refused.value)
-
-    for differ, lbfgs in worlds(2, SHM).run(run):
-        assert "expected parameter groups of [1] parameters, got [2]" in differ
-        assert "LBFGS" in lbfgs
+    assert two.run(run) == [0, 0]
 
 
 # name: (the optimizer of rank 2, and that of the others, which are given two parameters; what the text holds)
@@ -148,11 +117,8 @@ UNLIKE: dict[str, tuple[Any, Any, str]] = {
 
 
 @pytest.mark.parametrize("case", UNLIKE)
-def test_an_optimizer_that_is_not_like_the_roots_is_named_and_left_alone(worlds: WorldPool, case: str) -> None:
+def test_an_optimizer_that_is_not_like_the_roots_is_named_and_left_alone(three: World, case: str) -> None:
     def run(case: str) -> tuple[str, float, int]:
-        import horovod.torch as hvd
-
-        hvd.init()
         weights = [torch.nn.Parameter(torch.ones(length)) for length in (2, 3)]
         optimizer = UNLIKE[case][0 if hvd.rank() == 2 else 1](weights)
         if hvd.rank() == 1:  # the root
@@ -164,7 +130,7 @@ def test_an_optimizer_that_is_not_like_the_roots_is_named_and_left_alone(worlds:
         assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 3.0
         return str(caught.value), optimizer.param_groups[0]["lr"], len(optimizer.state)
 
-    outcomes = worlds(3, SHM).run(run, case)
+    outcomes = three.run(run, case)
     for rank, (text, _, _) in enumerate(outcomes):
         assert re.search(UNLIKE[case][2], text), text
         assert "the optimizer of rank 2 is not like that of rank 1, the root: " in text and "hint:" in text, text
@@ -172,81 +138,30 @@ def test_an_optimizer_that_is_not_like_the_roots_is_named_and_left_alone(worlds:
     assert [outcome[1:] for outcome in outcomes] == [(0.25, 0), (0.25, 2), (0.5, 0)]
 
 
-def test_how_many_optimizers_are_not_like_the_roots(worlds: WorldPool) -> None:
+def test_how_many_optimizers_are_not_like_the_roots(three: World) -> None:
     def run() -> str:
-        import horovod.torch as hvd
-
-        hvd.init()
         kind = torch.optim.SGD if hvd.rank() == 0 else torch.optim.Adagrad
         with pytest.raises(hvd.HorovodInternalError) as caught:
             hvd.broadcast_optimizer_state(kind([torch.nn.Parameter(torch.ones(1))], lr=1.0), root_rank=0)
         return str(caught.value)
 
-    for text in worlds(3, SHM).run(run):
+    for text in three.run(run):
         assert "the optimizer of rank 1 " in text and "; nor is that of 1 other rank " in text, text
 
 
-def test_a_wrapped_optimizer_is_like_the_one_that_it_wraps(worlds: WorldPool) -> None:
+def test_a_wrapped_optimizer_is_like_the_one_that_it_wraps(two: World) -> None:
     def run() -> float:
-        import horovod.torch as hvd
-
-        hvd.init()
         optimizer: Any = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=float(1 + hvd.rank()))
         if hvd.rank() == 1:
             optimizer = hvd.DistributedOptimizer(optimizer)
         hvd.broadcast_optimizer_state(optimizer, root_rank=1)
         return float(optimizer.param_groups[0]["lr"])
 
-    assert worlds(2, SHM).run(run) == [2.0, 2.0]
+    assert two.run(run) == [2.0, 2.0]
 
 
-def test_gradients_of_the_operations(worlds: WorldPool) -> None:
-    def run() -> bool:
-        import horovod.torch as hvd
-
-        hvd.init()
-        rank, size = hvd.rank(), hvd.size()
-        factor = float(rank + 1)
-        total = float(sum(range(1, size + 1)))
-
-        x = torch.ones(3, requires_grad=True)
-        (hvd.allreduce(x, op=hvd.Sum, name="s") * factor).sum().backward()
-        assert x.grad.tolist() == [total] * 3
-        x.grad = None
-        (hvd.allreduce(x, compression=hvd.Compression.fp16) * factor).sum().backward()
-        assert x.grad.tolist() == [total / size] * 3
-        x.grad = None
-        a, b = hvd.grouped_allreduce([x, x * 2], op=hvd.Sum)
-        ((a + b) * factor).sum().backward()
-        assert x.grad.tolist() == [3 * total] * 3
-
-        rows = torch.ones(rank + 1, 2, requires_grad=True)
-        gathered = hvd.allgather(rows, name="g")
-        weights = torch.arange(float(len(gathered))).unsqueeze(1)
-        (gathered * weights).sum().backward()
-        first = sum(range(rank + 1))
-        assert torch.equal(rows.grad, weights[first : first + rank + 1].expand(-1, 2))
-
-        y = torch.ones(2, requires_grad=True)
-        (hvd.broadcast(y, 1) * factor).sum().backward()
-        assert y.grad.tolist() == ([total / size] * 2 if rank == 1 else [0.0, 0.0])
-
-        z = torch.ones(2, requires_grad=True)
-        hidden = z * 2
-        product = hidden * hidden  # saves hidden
-        hvd.allreduce_(hidden.detach(), op=hvd.Sum)
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            product.sum().backward()
-        return True
-
-    assert worlds(3, SHM).run(run) == [True] * 3
-
-
-def test_strings_of_a_state_dict_are_broadcast_and_other_objects_are_named(worlds: WorldPool) -> None:
+def test_strings_of_a_state_dict_are_broadcast_and_other_objects_are_named(two: World) -> None:
     def run() -> str:
-        import horovod.torch as hvd
-
-        hvd.init()
         state = {
             "weight": torch.full((2,), float(hvd.rank())),
             "kind": f"of rank {hvd.rank()}",
@@ -258,14 +173,11 @@ def test_strings_of_a_state_dict_are_broadcast_and_other_objects_are_named(world
             hvd.broadcast_parameters({"weight": torch.ones(1), "set": set()}, root_rank=0)
         return str(state["kind"])
 
-    assert worlds(2, SHM).run(run) == ["of rank 1"] * 2
+    assert two.run(run) == ["of rank 1"] * 2
 
 
-def test_a_tensor_that_cannot_be_sent_does_not_keep_the_others_waiting(worlds: WorldPool) -> None:
+def test_a_tensor_that_cannot_be_sent_does_not_keep_the_others_waiting(two: World) -> None:
     def run() -> tuple[str, float]:
-        import horovod.torch as hvd
-
-        hvd.init()
         bad = torch.float8_e5m2 if hvd.rank() == 1 else torch.float32
         state = {"a": torch.ones(3), "b": torch.zeros(3, dtype=bad), "c": torch.full((50, 40), float(hvd.rank())).t()}
         try:
@@ -276,31 +188,25 @@ def test_a_tensor_that_cannot_be_sent_does_not_keep_the_others_waiting(worlds: W
             text = "no error"
         return text, float(state["c"].max())
 
-    for text, last in worlds(2, SHM).run(run):
+    for text, last in two.run(run):
         assert "float8_e5m2" in text and "`" in text
         assert last == 0.0
 
 
-def test_keys_that_differ_between_ranks_are_named_at_once(worlds: WorldPool) -> None:
+def test_keys_that_differ_between_ranks_are_named_at_once(two: World) -> None:
     def run() -> tuple[str, float]:
-        import horovod.torch as hvd
-
-        hvd.init()
         model = torch.nn.Linear(3, 3, bias=hvd.rank() == 1)
         with pytest.raises(hvd.HorovodInternalError) as caught:
             hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         return str(caught.value), float(hvd.allreduce(torch.ones(1), op=hvd.Sum)[0])
 
-    for text, after in worlds(2, SHM).run(run):
+    for text, after in two.run(run):
         assert "rank 0 lacks `bias`, which rank 1 has" in text
         assert after == 2.0
 
 
-def test_what_is_wrong_on_one_rank_keeps_nobody_waiting(worlds: WorldPool) -> None:
+def test_what_is_wrong_on_one_rank_keeps_nobody_waiting(three: World) -> None:
     def run() -> list[str]:
-        import horovod.torch as hvd
-
-        hvd.init()
         wrong = hvd.rank() == 1
         weights = [torch.nn.Parameter(torch.ones(2))]
         sgd = torch.optim.SGD(weights, lr=1.0)
@@ -339,20 +245,6 @@ def test_what_is_wrong_on_one_rank_keeps_nobody_waiting(worlds: WorldPool) -> No
         "expected a torch.optim.Optimizer, got Linear\nhint: broadcast_parameters(",
         "`a (no tensor)`",
     ]
-    for texts in worlds(3, SHM).run(run):
+    for texts in three.run(run):
         for text, part in zip(texts, expected, strict=True):
             assert part in text and "rank 1" in text, text
-
-
-def test_a_truth_value_is_no_reduction(worlds: WorldPool) -> None:
-    def run() -> bool:
-        import horovod.torch as hvd
-
-        hvd.init()
-        hvd.allreduce(torch.ones(1), op=hvd.Sum, name="flag")
-        hvd.allreduce(torch.ones(1), op=hvd.Sum, name="flag")
-        with pytest.raises(ValueError, match="op=True: expected one of"):
-            hvd.allreduce(torch.ones(1), op=True, name="flag")
-        return True
-
-    assert worlds(2, SHM).run(run) == [True] * 2

@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import pickle
 from typing import Any
 
 import numpy as np
 import pytest
-from support.world import WorldPool
+from support.world import World, WorldPool
 
 torch = pytest.importorskip("torch", reason="not run: torch is not installed")
+
+import horovod.torch as hvd
 
 SHM = {"HOROVOD_TRANSPORT": "shm"}
 CHANNELS = 5
@@ -52,8 +56,6 @@ def train(layer: Any, of_step: Any, steps: int = 3, evaluate: bool = False) -> R
 
 def synchronized(rows: list[int], dims: int, options: dict[str, Any], evaluate: bool, members: Any = None) -> Result:
     """Runs in a rank."""
-    import horovod.torch as hvd
-
     hvd.init()
     chosen = hvd.global_process_set if members is None else hvd.add_process_set(members)
     try:
@@ -139,26 +141,19 @@ def test_it_joins_the_batches_of_its_process_set_alone(worlds: WorldPool) -> Non
     compare([by_rank[1]], alone, [5])
 
 
-def test_eval_without_statistics_asks_nobody(worlds: WorldPool) -> None:
-    def run() -> bool:
-        import horovod.torch as hvd
-
-        hvd.init()
+def test_eval_without_statistics_asks_nobody(two: World) -> None:
+    def run() -> None:
         layer = hvd.SyncBatchNorm(3, track_running_stats=False).eval()
         values = torch.randn(4, 3)
         if hvd.rank() == 0:  # the other rank never calls it
             assert torch.equal(layer(values), torch.nn.BatchNorm1d(3, track_running_stats=False)(values))
         hvd.barrier()
-        return True
 
-    assert worlds(2, SHM).run(run) == [True, True]
+    two.run(run)
 
 
-def test_a_mean_far_from_zero_costs_no_precision(worlds: WorldPool) -> None:
+def test_a_mean_far_from_zero_costs_no_precision(two: World) -> None:
     def run() -> float:
-        import horovod.torch as hvd
-
-        hvd.init()
         layer = hvd.SyncBatchNorm(1).double()
         # Deviations of 1e-3 around 1e6: sums of squares would leave 3 digits of the variance.
         values = 1e6 + 1e-3 * torch.tensor([[1.0], [2.0], [4.0]], dtype=torch.float64) * (hvd.rank() + 1)
@@ -167,16 +162,13 @@ def test_a_mean_far_from_zero_costs_no_precision(worlds: WorldPool) -> None:
 
     sample = np.array([1.0, 2.0, 4.0, 2.0, 4.0, 8.0]) * 1e-3
     expected = 0.9 + 0.1 * float(np.var(sample, ddof=1))
-    for seen in worlds(2, SHM).run(run):
+    for seen in two.run(run):
         assert seen - 0.9 == pytest.approx(expected - 0.9, rel=1e-6)
 
 
 @pytest.mark.parametrize(("name", "tolerance"), [("float32", 1e-5), ("bfloat16", 2e-2), ("float16", 2e-3)])
-def test_other_types_come_out_in_their_own(worlds: WorldPool, name: str, tolerance: float) -> None:
+def test_other_types_come_out_in_their_own(two: World, name: str, tolerance: float) -> None:
     def run(name: str) -> tuple[Any, Any]:
-        import horovod.torch as hvd
-
-        hvd.init()
         whole = batches([4, 3], 3, 0, getattr(torch, name))
         values = whole[hvd.rank()].to(memory_format=torch.channels_last).requires_grad_(True)
         output = hvd.SyncBatchNorm(CHANNELS)(values)
@@ -189,32 +181,25 @@ def test_other_types_come_out_in_their_own(worlds: WorldPool, name: str, toleran
     values = torch.cat(whole).double().requires_grad_(True)
     expected = torch.nn.BatchNorm2d(CHANNELS).double()(values)
     (expected * torch.cat(factors_of(whole))).sum().backward()
-    outcomes = worlds(2, SHM).run(run, name)
+    outcomes = two.run(run, name)
     for index, reference in enumerate((expected.detach(), values.grad)):
         seen = np.concatenate([outcome[index] for outcome in outcomes])
         np.testing.assert_allclose(seen, reference.numpy(), rtol=tolerance, atol=2 * tolerance)
 
 
-def test_one_value_per_channel_in_all_is_refused_on_all_ranks(worlds: WorldPool) -> None:
-    def run() -> bool:
-        import horovod.torch as hvd
-
-        hvd.init()
+def test_one_value_per_channel_in_all_is_refused_on_all_ranks(two: World) -> None:
+    def run() -> None:
         layer = hvd.SyncBatchNorm(2)
         with pytest.raises(ValueError, match="more than 1 value per channel.*got 1 on all ranks"):
             layer(torch.zeros(1 - hvd.rank(), 2))
         assert int(layer.num_batches_tracked) == 0
         layer(torch.zeros(1, 2))  # one a rank are two
-        return True
 
-    assert worlds(2, SHM).run(run) == [True, True]
+    two.run(run)
 
 
-def test_an_input_that_is_wrong_on_one_rank_fails_on_all(worlds: WorldPool) -> None:
+def test_an_input_that_is_wrong_on_one_rank_fails_on_all(two: World) -> None:
     def run() -> str:
-        import horovod.torch as hvd
-
-        hvd.init()
         layer = hvd.SyncBatchNorm(3)
         kind = ValueError if hvd.rank() == 1 else hvd.HorovodInternalError
         with pytest.raises(kind) as caught:
@@ -222,17 +207,12 @@ def test_an_input_that_is_wrong_on_one_rank_fails_on_all(worlds: WorldPool) -> N
         layer(torch.randn(2, 3))
         return str(caught.value)
 
-    for text in worlds(2, SHM).run(run):
+    for text in two.run(run):
         assert "rank 1" in text and "expected an input of shape (N, 3, ...), got (2, 4)" in text
 
 
 def test_a_copy_works_like_the_original(worlds: WorldPool) -> None:
     def run() -> bool:
-        import copy
-        import pickle
-
-        import horovod.torch as hvd
-
         hvd.init()
         pair = hvd.add_process_set([0, 1])
         for process_set in (hvd.global_process_set, pair):
@@ -251,8 +231,6 @@ def test_a_copy_works_like_the_original(worlds: WorldPool) -> None:
 
 def test_alone_it_is_batch_norm_and_before_init_it_says_so(worlds: WorldPool) -> None:
     def run() -> bool:
-        import horovod.torch as hvd
-
         hvd.init()
         layer, values = hvd.SyncBatchNorm(3), torch.randn(4, 3)
         assert isinstance(layer, torch.nn.modules.batchnorm._BatchNorm)

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import horovod.core as hvd
+from horovod.core.exceptions import HorovodInternalError
 from horovod.core.objects import allgather_object
 from horovod.elastic.messages import NO_STATE, StateId, Worker, WorldRecord
 from horovod.elastic.worker import session as sessions
+from horovod.elastic.worker.decorator import run as elastic_run
+from support.world import World
 
 
 class SameRanks:
@@ -70,3 +74,40 @@ def same_ranks() -> Iterator[SameRanks]:
         yield session
     finally:
         sessions.end()
+
+
+def trained(
+    state: Any, step: Callable[[int], None], numbers: Callable[[], Any], events: dict[int, str]
+) -> tuple[Any, int, list[bool]]:
+    """Runs in a rank: ten batches. `events`: by batch, before it a "loss", or after it an "update" of the hosts.
+
+    Returns the numbers, how many batches count, and for each world but the last whether it was left in order.
+    """
+
+    @elastic_run
+    def train(state: Any) -> None:
+        while state.batch < 10:
+            event = events.pop(state.batch, "")
+            if event == "loss" and hvd.rank() == 1:
+                raise HorovodInternalError("as if another rank had died")
+            step(state.batch)
+            state.batch += 1
+            if event == "update":
+                assert session.heard is not None
+                session.heard(1, 2)
+            state.commit() if state.batch % 2 else state.check_host_updates()
+
+    with same_ranks() as session:
+        train(state)
+        hvd.barrier()
+        return numbers(), state.batch, [entry[0] for entry in session.log]
+
+
+def check_that_training_survives(world: World, run: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """Losses and changes of the hosts leave no trace in what `run(*arguments, events)` returns, which is `trained`'s.
+    Returns the numbers by rank."""
+    plain = world.run(run, *arguments, {})
+    disturbed = world.run(run, *arguments, {4: "loss", 6: "update", 7: "loss"})
+    assert [outcome[2] for outcome in disturbed] == [[False, True, False]] * 2
+    assert plain[0][:2] == disturbed[0][:2], "bit for bit"
+    return [outcome[0] for outcome in plain + disturbed]

@@ -16,7 +16,14 @@ import pytest
 from support.extent import later
 from support.world import World, WorldPool
 
+from horovod.core import context as contexts
+
 torch = pytest.importorskip("torch", reason="not run: torch is not installed")
+
+import torch.distributed as dist
+from torch.distributed import _functional_collectives as functional
+
+import horovod.torch as hvd
 
 ENV = {"HOROVOD_TRANSPORT": "shm"}
 
@@ -30,8 +37,6 @@ def in_group(function: Callable[..., Any], timeout_s: float = 1800) -> Callable[
     """`function` in a process group of all ranks, which Horovod starts. It gets torch.distributed, rank and size."""
 
     def run(*arguments: Any) -> Any:
-        import torch.distributed as dist
-
         dist.init_process_group("hvd", timeout=timedelta(seconds=timeout_s))
         try:
             return function(dist, dist.get_rank(), dist.get_world_size(), *arguments)
@@ -237,8 +242,6 @@ def test_objects_and_barriers(world: World) -> None:
 
 def test_functional_collectives_run_compiled(world: World) -> None:
     def run(dist: Any, rank: int, size: int) -> None:
-        from torch.distributed import _functional_collectives as functional
-
         def of_tensor(tensor: Any) -> Any:
             total = functional.all_reduce(tensor, "sum", dist.group.WORLD)
             parts = functional.all_gather_tensor(tensor, 0, dist.group.WORLD)
@@ -296,10 +299,6 @@ def test_a_group_is_made_by_its_members_and_has_an_order_of_its_own(worlds: Worl
 
 def test_hvd_and_torch_calls_mix_and_groups_come_again(worlds: WorldPool) -> None:
     def run() -> list[float]:
-        import torch.distributed as dist
-
-        import horovod.torch as hvd
-
         results = []
         hvd.init()
         for _ in range(2):
@@ -347,8 +346,6 @@ def test_futures_are_completed_and_tell_errors(world: World) -> None:
             with pytest.raises(dist.DistBackendError) as caught:
                 work.wait()
             assert not work.is_success() and work.exception() is caught.value
-            import horovod.torch as hvd
-
             assert isinstance(caught.value, hvd.HorovodInternalError)
         dist.barrier()  # the job goes on
 
@@ -373,8 +370,6 @@ def test_a_wrong_call_is_told_to_all(worlds: WorldPool) -> None:
 @pytest.mark.parametrize("through_future", [False, True])
 def test_a_late_rank_ends_the_job_after_the_time_out(through_future: bool) -> None:
     def run(dist: Any, rank: int, size: int) -> str:
-        from horovod.core import context as contexts
-
         if rank == 1:  # does not call all_reduce until rank 0 has given up
             context = contexts.current()
             while context.library.hvd_settle(context.pointer, 0, None) == 0:

@@ -17,7 +17,14 @@ from support.extent import SLACK_S, later
 from support.patience import Patience, wait_until
 from support.world import Outcome, World, WorldPool
 
+from horovod.core import context as contexts
+
 torch = pytest.importorskip("torch", reason="not run: torch is not installed")
+
+import torch.distributed as dist
+from torch.distributed import DistBackendError
+
+from horovod.torch import HorovodInternalError
 
 ENV = {"HOROVOD_TRANSPORT": "shm", "HOROVOD_FROZEN_TIMEOUT_SECONDS": "2"}
 ENDED_WITHIN_S = 3.0 + SLACK_S
@@ -28,8 +35,6 @@ STEPS_BEFORE = 64  # so that no name of an unnamed operation is new
 
 def step_with(tool: str, width: int) -> Callable[[], None]:
     """A step of training with the tool, or one call. `width`: of the model's output, or of the tensor."""
-    import torch.distributed as dist
-
     if tool == "calls":
         tensor = torch.ones(width)
         return lambda: dist.all_reduce(tensor, dist.ReduceOp.MAX)
@@ -58,8 +63,6 @@ def step_with(tool: str, width: int) -> Callable[[], None]:
 
 def train(tool: str, fault: Callable[[], None], differs: bool = False) -> None:
     """Some steps, then a fault on rank 1 in the middle of more. `differs`: rank 1 has another model."""
-    import torch.distributed as dist
-
     torch.set_num_threads(1)
     dist.init_process_group("hvd")
     try:
@@ -76,10 +79,6 @@ def train(tool: str, fault: Callable[[], None], differs: bool = False) -> None:
 
 def text_of(outcome: Outcome, tool: str) -> str:
     """The error's text. It is Horovod's and torch's, or from the backward of DistributedDataParallel a RuntimeError."""
-    from torch.distributed import DistBackendError
-
-    from horovod.torch import HorovodInternalError
-
     error = outcome.error
     assert isinstance(error, RuntimeError), outcome
     assert tool == "ddp" or (isinstance(error, HorovodInternalError) and isinstance(error, DistBackendError)), error
@@ -90,8 +89,6 @@ def text_of(outcome: Outcome, tool: str) -> str:
 @pytest.mark.parametrize("number", [signal.SIGKILL, later(signal.SIGSTOP)])
 def test_a_rank_that_is_killed_or_stopped_is_named(tool: str, number: int) -> None:
     def fault() -> None:
-        import torch.distributed as dist
-
         if dist.get_rank() == 1:
             os.kill(os.getpid(), number)
 
@@ -115,10 +112,6 @@ def test_a_rank_that_is_killed_or_stopped_is_named(tool: str, number: int) -> No
 @pytest.mark.parametrize("tool", FIRST)
 def test_the_ranks_that_a_timeout_waits_for_are_named(worlds: WorldPool, tool: str) -> None:
     def fault() -> None:
-        import torch.distributed as dist
-
-        from horovod.core import context as contexts
-
         dist.distributed_c10d._get_default_group().set_timeout(timedelta(seconds=0.2))
         context = contexts.current()
         while dist.get_rank() == 1 and context.library.hvd_settle(context.pointer, 0, None) == 0:
@@ -136,8 +129,6 @@ def test_the_ranks_that_a_timeout_waits_for_are_named(worlds: WorldPool, tool: s
 @pytest.mark.parametrize("tool", [*map(later, ("calls", "ddp", "zero")), "fsdp"])
 def test_a_rank_that_does_not_call_is_reported_and_may_still_come(worlds: WorldPool, tool: str, tmp_path: Path) -> None:
     def fault() -> None:
-        import torch.distributed as dist
-
         while dist.get_rank() == 1 and not (tmp_path / "go").exists():
             time.sleep(0.01)
 
@@ -171,8 +162,6 @@ def test_parts_of_a_gather_that_differ_are_an_error_on_all_ranks(worlds: WorldPo
     """Also on a rank whose output happens to be as large as all parts together."""
 
     def run(in_list: bool) -> None:
-        import torch.distributed as dist
-
         dist.init_process_group("hvd")
         try:
             part = torch.ones(1 + dist.get_rank())
@@ -193,8 +182,6 @@ def test_parts_that_are_not_as_a_list_says_are_an_error(worlds: WorldPool) -> No
     """The list of rank 2 is as large as all parts together."""
 
     def run() -> None:
-        import torch.distributed as dist
-
         dist.init_process_group("hvd")
         try:
             outputs = [torch.zeros(size) for size in ([2, 1, 3] if dist.get_rank() == 2 else [1, 2, 3])]

@@ -17,6 +17,10 @@ from support.world import World
 
 torch = pytest.importorskip("torch", reason="not run: torch is not installed")
 
+import torch.distributed as dist
+
+import horovod.torch as hvd
+
 SCRIPT = """
 import os, sys
 import torch
@@ -63,10 +67,6 @@ def test_mpirun_starts_it(name: str) -> None:
 
 def test_processes_that_only_torch_knows_meet_by_its_store(tmp_path: Path) -> None:
     def run(path: str, rank: int) -> list[float]:
-        import torch.distributed as dist
-
-        import horovod.torch as hvd
-
         for variable in [name for name in os.environ if name.startswith("HOROVOD_")]:
             del os.environ[variable]
         with pytest.raises(ValueError, match="environment variable RANK expected"):  # what torch itself says
@@ -88,8 +88,6 @@ def test_processes_that_only_torch_knows_meet_by_its_store(tmp_path: Path) -> No
 
 def test_a_rank_that_differs_from_horovods_is_refused(tmp_path: Path) -> None:
     def run(path: str, rank: int) -> str:
-        import torch.distributed as dist
-
         with pytest.raises(ValueError) as caught:
             dist.init_process_group("hvd", init_method=f"file://{path}", rank=1 - rank, world_size=2)
         return str(caught.value)
@@ -102,8 +100,6 @@ def test_a_rank_that_differs_from_horovods_is_refused(tmp_path: Path) -> None:
 
 def test_a_group_of_hvd_beside_a_default_group_of_gloo_is_refused(tmp_path: Path) -> None:
     def run() -> None:
-        import torch.distributed as dist
-
         dist.init_process_group("gloo")
         with pytest.raises(ValueError, match="needs a default process group of the backend hvd, got gloo"):
             dist.new_group(backend="hvd")

@@ -13,6 +13,11 @@ from support.world import World, WorldPool
 
 torch = pytest.importorskip("torch", reason="not run: torch is not installed")
 
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import horovod.torch as hvd
+
 ENV = {"HOROVOD_TRANSPORT": "shm"}
 
 
@@ -25,8 +30,6 @@ def on_both(function: Callable[..., Any]) -> Callable[[], tuple[Any, Any]]:
     """The values of `function` with Gloo and with hvd. It gets torch.distributed, rank and size."""
 
     def run() -> tuple[Any, Any]:
-        import torch.distributed as dist
-
         torch.set_num_threads(1)
         values = []
         for backend in ("gloo", "hvd"):
@@ -100,8 +103,6 @@ def test_ddp_with_and_without_hooks(world: World, as_views: bool, hook: str, rto
 
 def test_the_hook_reduces_with_hvd_on_any_backend(world: World) -> None:
     def run(dist: Any, rank: int, size: int) -> Any:
-        import horovod.torch as hvd
-
         hvd.init()
         results = []
         for hook in (None, hvd.ddp_hook):
@@ -121,8 +122,6 @@ def test_the_hook_reduces_with_hvd_on_any_backend(world: World) -> None:
 
 def test_a_compiled_model_is_trained(world: World) -> None:
     def run(dist: Any, rank: int, size: int) -> Any:
-        from torch.nn.parallel import DistributedDataParallel
-
         wrapped = DistributedDataParallel(model())  # its buffers are broadcast between two compiled parts
         train(torch.compile(wrapped, backend="eager"), torch.optim.SGD(wrapped.parameters(), 0.1), rank)
         return parameters_of(wrapped)
@@ -254,7 +253,6 @@ def test_a_mesh_of_two_dimensions_shards_and_replicates(worlds: WorldPool) -> No
 @pytest.mark.parametrize("saver", ["hvd", "gloo"])
 def test_a_checkpoint_is_loaded_by_another_number_of_ranks(worlds: WorldPool, tmp_path: Path, saver: str) -> None:
     def run(folder: str, backend: str, saves: bool) -> Any:
-        import torch.distributed as dist
         import torch.distributed.checkpoint as checkpoint
         from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
         from torch.distributed.fsdp import fully_shard

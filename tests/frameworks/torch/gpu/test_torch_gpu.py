@@ -1,32 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
 """The contract of tests/contract, run through PyTorch's tensors on GPUs, which the stand-in has: by NCCL, and through
-host memory. The tables and the tests are the contract's own. The stand-in's NCCL adds in the order of the ranks, so the
+host memory. The stand-in's NCCL adds in the order of the ranks, so the
 bits are those of the reference, if no term is rounded: NCCL multiplies an Average's inputs by 1 / size."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from contract import test_adasum as adasum
-from contract import test_arguments as arguments
 from contract import test_errors as errors
 from contract import test_join as joining
 from contract import test_process_sets as process_sets
 from contract import test_results as results
-from support import frameworks, reference
+from support import contract, frameworks, reference
 from support.extent import THOROUGH, later
 from support.gpu import gpu_worlds as gpu_worlds_of
 from support.gpu import standin
 from support.world import World, WorldPool
 
+import horovod.core as hvd
 from horovod.core.native import DTYPE_NAMES, OP_NAMES
 
 NAME = "torch_gpu"
 OF_RESULTS = [("best", 2, dtype) for dtype in (DTYPE_NAMES if THOROUGH else ("float32", "bfloat16"))]
 OF_RESULTS += [("best", 3, "float32"), later("best", 4, "float32"), ("host", 2, "float32"), later("host", 3, "float32")]
+ROWS = [
+    contract.row(results.test_results_over_overlapping_sets_are_those_of_the_reference, NAME, 3, "tcp", "float32"),
+    contract.row(results.test_many_operations_in_flight_may_start_in_another_order_on_every_rank, NAME),
+    contract.row(errors.test_a_name_in_flight_is_refused_at_once_and_does_not_hurt_the_first, NAME),
+    contract.row(errors.test_an_operation_in_place_needs_memory_to_write_to, NAME),
+    contract.row(joining.test_every_allreduce_gets_zeros_from_who_has_joined, NAME, 3, ""),
+    contract.row(joining.test_what_needs_every_rank_fails_on_those_who_call_it, NAME, 3, ""),
+    contract.row(process_sets.test_overlapping_sets_in_flight_at_once, NAME, 3, ""),
+    contract.row(process_sets.test_errors_in_a_set_reach_its_members, NAME, ""),
+    *contract.disagreements(NAME),
+    *contract.mistakes(NAME),
+    *contract.adasums(NAME),
+]
 
 
 def world_of(worlds: WorldPool, way: str, size: int) -> World:
@@ -36,6 +49,11 @@ def world_of(worlds: WorldPool, way: str, size: int) -> World:
 @pytest.fixture
 def gpu_worlds(worlds: WorldPool) -> Any:
     return gpu_worlds_of.any_transport(worlds, standin.environment)
+
+
+@pytest.mark.parametrize(("test", "arguments"), ROWS)
+def test_contract(gpu_worlds: Any, test: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    test(gpu_worlds, *arguments)
 
 
 @pytest.mark.parametrize(("way", "size", "dtype"), OF_RESULTS)
@@ -59,8 +77,6 @@ def test_results_on_two_levels(worlds: WorldPool, levels: str) -> None:
 
 def test_ranks_that_disagree_about_gpus_do_not_start() -> None:
     def run() -> str:
-        import horovod.core as hvd
-
         os.environ["HOROVOD_GPU_OPERATIONS"] = "nccl" if os.environ["HOROVOD_RANK"] == "1" else "host"
         with pytest.raises(ValueError) as raised:
             hvd.init()
@@ -69,10 +85,6 @@ def test_ranks_that_disagree_about_gpus_do_not_start() -> None:
     with World(2, {}) as world:
         for text in world.run(run):
             assert "a setting for GPUs" in text and "allreduce=nccl" in text and "allreduce=host" in text, text
-
-
-def test_results_over_sets(gpu_worlds: Any) -> None:
-    results.test_results_over_overlapping_sets_are_those_of_the_reference(gpu_worlds, NAME, 3, "tcp", "float32")
 
 
 def test_special_floats(worlds: WorldPool) -> None:
@@ -105,54 +117,6 @@ def test_special_floats_by_nccl(gpu_worlds: Any) -> None:
         return wrong
 
     assert gpu_worlds(3).run(run) == [[], [], []]
-
-
-def test_many_in_flight(gpu_worlds: Any) -> None:
-    results.test_many_operations_in_flight_may_start_in_another_order_on_every_rank(gpu_worlds, NAME)
-
-
-@pytest.mark.parametrize("case", errors.DISAGREEMENTS)
-def test_disagreements(gpu_worlds: Any, case: str) -> None:
-    errors.test_every_rank_is_told_who_disagrees_about_what(gpu_worlds, NAME, 2, "", case)
-
-
-@pytest.mark.parametrize("case", errors.LOCAL_ERRORS)
-def test_local_errors(gpu_worlds: Any, case: str) -> None:
-    errors.test_a_call_that_is_wrong_on_one_rank_fails_there_and_the_others_do_not_wait(gpu_worlds, NAME, 2, "", case)
-
-
-def test_names_in_flight(gpu_worlds: Any) -> None:
-    errors.test_a_name_in_flight_is_refused_at_once_and_does_not_hurt_the_first(gpu_worlds, NAME)
-
-
-def test_in_place(gpu_worlds: Any) -> None:
-    errors.test_an_operation_in_place_needs_memory_to_write_to(gpu_worlds, NAME)
-
-
-@pytest.mark.parametrize("case", arguments.WRONG)
-def test_wrong_arguments(gpu_worlds: Any, case: str) -> None:
-    arguments.test_a_wrong_argument_is_named_and_the_others_do_not_wait(gpu_worlds, NAME, 2, "", case)
-
-
-def test_join(gpu_worlds: Any) -> None:
-    joining.test_every_allreduce_gets_zeros_from_who_has_joined(gpu_worlds, NAME, 3, "")
-
-
-def test_what_cannot_be_joined(gpu_worlds: Any) -> None:
-    joining.test_what_needs_every_rank_fails_on_those_who_call_it(gpu_worlds, NAME, 3, "")
-
-
-@pytest.mark.parametrize("dtype", adasum.TOLERANCES)
-def test_adasum(gpu_worlds: Any, dtype: str) -> None:
-    adasum.test_every_form_gives_the_reference_s_result_on_all_ranks(gpu_worlds, NAME, 2, "", dtype)
-
-
-def test_sets_in_flight(gpu_worlds: Any) -> None:
-    process_sets.test_overlapping_sets_in_flight_at_once(gpu_worlds, NAME, 3, "")
-
-
-def test_errors_in_sets(gpu_worlds: Any) -> None:
-    process_sets.test_errors_in_a_set_reach_its_members(gpu_worlds, NAME, "")
 
 
 def test_host_and_gpu_in_one_group(gpu_worlds: Any) -> None:

@@ -14,6 +14,8 @@ from support.world import World, WorldPool
 
 torch = pytest.importorskip("torch", reason="not run: torch is not installed")
 
+from horovod.torch import ops
+
 
 def started() -> Any:
     """horovod.torch, initialized in this rank, which has GPUs."""
@@ -76,7 +78,6 @@ def test_the_operators_of_compiled_functions(world: World) -> None:
 
     def run() -> tuple[list[str], str]:
         hvd = started()
-        from horovod.torch import ops
 
         wrong = []
         for case, call in compiling.CASES.items():

@@ -15,7 +15,12 @@ from support.gpu import standin
 from support.memory import held_kib, steady_growth_kib
 from support.world import World, WorldPool
 
+from horovod.core import context, operations
+from horovod.core.exceptions import MismatchError
+
 torch = pytest.importorskip("torch", reason="not run: torch is not installed")
+
+import horovod.torch as hvd
 
 WAYS = ("best", "host")
 
@@ -98,7 +103,6 @@ def test_a_call_that_nobody_waits_for_keeps_its_tensors(world: World) -> None:
         hvd = started()
         for step in range(10):
             hvd.allreduce_async_(standin.to_gpu(torch.ones(1000)), name=f"dropped {step}")
-        from horovod.core import operations
 
         operations._pending.clear()  # as if a script had lost the handles
         hvd.barrier()
@@ -232,24 +236,6 @@ def test_compressed_gradients_of_another_stream(world: World) -> None:
         assert value == 1 - 3 * 0.25 * 1.5 and races == ""
 
 
-def test_batch_normalization_over_all_ranks(world: World) -> None:
-    def run() -> tuple[float, str]:
-        hvd = started()
-        rows = torch.randn(8, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-        alone, together = torch.nn.BatchNorm1d(3).double(), hvd.SyncBatchNorm(3).double()
-        standin.module_to_gpu(together)
-        mine = standin.to_gpu(rows[hvd.rank() :: hvd.size()]).requires_grad_()
-        every = rows.clone().requires_grad_()
-        alone(every).square().sum().backward()
-        together(mine).square().sum().backward()
-        off = (mine.grad.cpu() - every.grad[hvd.rank() :: hvd.size()]).abs().max()
-        off = max(off, (together.running_var.cpu() - alone.running_var).abs().max())
-        return float(off), standin.races()
-
-    for off, races in world.run(run):
-        assert off < 1e-12 and races == ""
-
-
 def test_start_values_of_model_and_optimizer(world: World) -> None:
     def run() -> list[float]:
         hvd = started()
@@ -278,7 +264,6 @@ def test_an_error_after_the_launch_is_raised_by_the_next_call(worlds: WorldPool)
         tensor = standin.to_gpu(torch.ones(8))
         library.standin_hold(standin.gpu().default_stream)
         hvd.allreduce_(tensor, name="gradient")
-        from horovod.core import context
 
         with pytest.raises(hvd.HorovodInternalError) as raised:
             hvd.barrier()  # all have launched it
@@ -348,8 +333,6 @@ def test_many_generations_leave_nothing_behind(worlds: WorldPool) -> None:
 
 def test_what_is_built_is_told_without_initializing_cuda(worlds: WorldPool) -> None:
     def run() -> tuple[bool, int, int]:
-        import horovod.torch as hvd
-
         hvd.init()
         built = hvd.cuda_built(), hvd.nccl_built()
         count = ctypes.c_int()
@@ -360,8 +343,6 @@ def test_what_is_built_is_told_without_initializing_cuda(worlds: WorldPool) -> N
     with World(1, {"HOROVOD_CUDA_LIBRARY": "/none", "HOROVOD_NCCL_LIBRARY": "/none"}) as world:
 
         def none() -> tuple[bool, int]:
-            import horovod.torch as hvd
-
             return hvd.cuda_built(), hvd.nccl_built()
 
         assert world.run(none) == [(False, 0)]
@@ -372,8 +353,6 @@ def test_what_is_built_is_told_without_initializing_cuda(worlds: WorldPool) -> N
 
 def test_replicas_on_gpus_are_compared_bit_by_bit(worlds: WorldPool) -> None:
     def run() -> list[str]:
-        from horovod.core.exceptions import MismatchError
-
         hvd = started()
         texts = []
         for odd in (0.0, 1.0):
