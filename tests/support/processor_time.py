@@ -19,21 +19,14 @@ from pathlib import Path
 
 import pytest
 
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+from support.patience import seconds_of_descendants
+
 _SHORT_S = 0.05  # a test as short as this is not looked into: the next one is charged with it
 
 
-def of_tree(pid: int) -> float:
-    """Processor seconds of a process and its descendants, also of those that it has waited for."""
-    used_s = 0.0
-    children: list[str] = []
-    with contextlib.suppress(OSError):  # it has ended
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        used_s = sum(map(int, fields[11:15])) / _TICKS_PER_S
-        for task in os.listdir(f"/proc/{pid}/task"):
-            with contextlib.suppress(OSError):  # a thread that has ended
-                children += Path(f"/proc/{pid}/task/{task}/children").read_text().split()
-    return used_s + sum(of_tree(int(child)) for child in children)
+def used_so_far() -> float:
+    """Processor seconds of this process and its descendants, also of those that they have waited for."""
+    return sum(os.times()[:4]) + sum(seconds_of_descendants().values())
 
 
 class ProcessorTime:
@@ -43,22 +36,22 @@ class ProcessorTime:
         self._file = file
         self._tests: dict[str, tuple[float, str | None]] = {}  # by name: seconds, and why it is slow
         self._shared_s = 0.0
-        self._begin_s = self._seen_s = of_tree(os.getpid())
+        self._begin_s = self._seen_s = used_so_far()
         self._seen_at = time.monotonic()
         self._collected_s = 0.0
 
     def _used(self) -> float:
         """Since the last call, without what tests share."""
-        now_s = of_tree(os.getpid()) - self._shared_s
+        now_s = used_so_far() - self._shared_s
         used_s, self._seen_s, self._seen_at = now_s - self._seen_s, now_s, time.monotonic()
         return used_s
 
     @contextlib.contextmanager
     def shared(self) -> Iterator[None]:
         """What is used in the block is charged to no test."""
-        before_s = of_tree(os.getpid())
+        before_s = used_so_far()
         yield
-        self._shared_s += of_tree(os.getpid()) - before_s
+        self._shared_s += used_so_far() - before_s
 
     def pytest_collection_finish(self) -> None:
         self._collected_s = self._used()
@@ -80,7 +73,7 @@ class ProcessorTime:
             },
             "collected": round(self._collected_s, 2),
             "shared": round(self._shared_s, 2),
-            "all": round(of_tree(os.getpid()), 2),
+            "all": round(used_so_far(), 2),
         }
         Path(self._file).parent.mkdir(parents=True, exist_ok=True)
         Path(self._file).write_text(json.dumps(report, indent=1))

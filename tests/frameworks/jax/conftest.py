@@ -8,11 +8,4 @@ from support.world import World, WorldPool
 
 @pytest.fixture(scope="module")
 def world(worlds: WorldPool) -> World:
-    def start() -> None:
-        import horovod.jax as hvd
-
-        hvd.init()
-
-    world = jax_world(worlds)
-    world.run(start)
-    return world
+    return jax_world(worlds)
