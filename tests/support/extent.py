@@ -23,6 +23,7 @@ SLACK_S = float(os.environ.get("SLACK_S", "100"))
 _REPEATED_VALUES = {"tcp", "2+2 tcp", "3+1", "mpich", "openmpi", "tensorflow", "keras", "jax", "mxnet", "caffe"}
 _CONTRACT, _TORCH = "tests/contract/", "tests/frameworks/torch/"
 _REPEATED_FILES = (
+    "tests/processes/launcher/test_started_by_others.py",
     "tests/processes/world/test_mpi.py",
     "tests/unit/simulate/",
     *(

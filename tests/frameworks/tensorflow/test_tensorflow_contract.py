@@ -22,7 +22,7 @@ from horovod.core.native import DTYPE_NAMES
 
 pytest.importorskip("tensorflow", reason="not run: tensorflow is not installed")
 
-TRACED_DTYPES = DTYPE_NAMES if THOROUGH else ("float32", "bool")
+TRACED_DTYPES = DTYPE_NAMES if THOROUGH else ("float32",)
 EAGERLY = "tensorflow"
 WHAT_TO_RUN = [
     pytest.param(size, mode, dtype, marks=[pytest.mark.oldest_tensorflow] if (size, dtype) == (2, "float32") else [])

@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Worlds for the tests of PyTorch, in which Horovod is initialized."""
 
+import importlib.util
+
 import pytest
 from support.world import World, WorldPool
+
+if importlib.util.find_spec("torch"):
+    import torch._dynamo  # noqa: F401  # or the first test with an optimizer would be charged with it
 
 
 def started(worlds: WorldPool, size: int) -> World:

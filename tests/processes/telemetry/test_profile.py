@@ -83,6 +83,7 @@ for _ in range(40):
 """
 
 
+@pytest.mark.slow("jobs in PyTorch")
 def test_a_job_that_leaves_no_profile_says_so(tmp_path: Path) -> None:
     done = run_job(tmp_path, "-np", "1", "--profile", "profile.json", [sys.executable, "-c", "pass"])
     assert done.code == 0 and NONE_WRITTEN in done.stderr

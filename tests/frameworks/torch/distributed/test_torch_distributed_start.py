@@ -38,6 +38,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow("three processes import PyTorch")
 def test_horovodrun_starts_a_script_that_imports_torch_alone(tmp_path: Path) -> None:
     done = run_job(tmp_path, "-np", "3", [sys.executable, "-c", SCRIPT], env={"HOROVOD_PRETEND_HOSTS": "2,1"})
     places = sorted(line.partition("size ")[2] for line in done.stdout.splitlines())
