@@ -91,7 +91,7 @@ void interrupt_one(Wire wire, const members::Hosts& hosts, const Operation& oper
     const int64_t ended_ns = static_cast<int64_t>(hvd::now_ns());
     EXPECT(status.code() == HVD_ABORTED || status.code() == HVD_RANK_LOST);
     EXPECT(status.text().find(operation.name) != std::string::npos);
-    EXPECT(ended_ns - raised_ns.load() < int64_t{500'000'000} * kPatience);
+    EXPECT(ended_ns - raised_ns.load() < promised_ns(500));
   });
 }
 
@@ -138,7 +138,7 @@ TEST(an_interrupt_amid_running_operations_ends_all_members) {
           status = operations()[static_cast<size_t>(i % 2)].prepare_and_run(communicator, nullptr);
         }
         EXPECT(status.code() == HVD_ABORTED || status.code() == HVD_RANK_LOST);
-        EXPECT(static_cast<int64_t>(hvd::now_ns()) - raised_ns.load() < int64_t{500'000'000} * kPatience);
+        EXPECT(static_cast<int64_t>(hvd::now_ns()) - raised_ns.load() < promised_ns(500));
       });
     }
   }

@@ -197,7 +197,7 @@ TEST(an_interrupt_ends_the_wait_for_a_link) {
       return;
     }
     EXPECT(sum(communicator, 3).code() == HVD_ABORTED);
-    EXPECT(static_cast<int64_t>(hvd::now_ns()) - raised_ns.load() < int64_t{500'000'000} * kPatience);
+    EXPECT(static_cast<int64_t>(hvd::now_ns()) - raised_ns.load() < promised_ns(500));
   });
 }
 

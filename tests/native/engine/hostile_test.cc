@@ -32,8 +32,8 @@ class Victim {
   }
   ~Victim() {
     const uint64_t start_ns = now_ns();
-    EXPECT(engine_->stop(5000).ok());
-    EXPECT(now_ns() - start_ns < 4'000'000'000);
+    EXPECT(engine_->stop(60000).ok());
+    EXPECT(now_ns() - start_ns < 40'000'000'000);
     for (const int fd : {control_, data_[0], data_[1]}) close(fd);
   }
 

@@ -33,11 +33,11 @@ def world(worlds: WorldPool, request: pytest.FixtureRequest) -> World:
     return worlds(request.param, ENV)
 
 
-def in_group(function: Callable[..., Any], timeout_s: float = 1800) -> Callable[..., Any]:
+def in_group(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` in a process group of all ranks, which Horovod starts. It gets torch.distributed, rank and size."""
 
     def run(*arguments: Any) -> Any:
-        dist.init_process_group("hvd", timeout=timedelta(seconds=timeout_s))
+        dist.init_process_group("hvd")
         try:
             return function(dist, dist.get_rank(), dist.get_world_size(), *arguments)
         finally:
@@ -370,6 +370,7 @@ def test_a_wrong_call_is_told_to_all(worlds: WorldPool) -> None:
 @pytest.mark.parametrize("through_future", [False, True])
 def test_a_late_rank_ends_the_job_after_the_time_out(through_future: bool) -> None:
     def run(dist: Any, rank: int, size: int) -> str:
+        dist.distributed_c10d._get_default_group().set_timeout(timedelta(seconds=0.3))
         if rank == 1:  # does not call all_reduce until rank 0 has given up
             context = contexts.current()
             while context.library.hvd_settle(context.pointer, 0, None) == 0:
@@ -384,7 +385,7 @@ def test_a_late_rank_ends_the_job_after_the_time_out(through_future: bool) -> No
         return str(caught.value)
 
     with World(2, ENV) as world:
-        for text in world.run(in_group(run, timeout_s=0.3)):
+        for text in world.run(in_group(run)):
             assert "rank 0 has waited 0.3 s, the timeout of torch.distributed, for allreduce in the " in text, text
             assert "process group '0' of ranks [0, 1]" in text, text
 
