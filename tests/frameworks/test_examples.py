@@ -7,10 +7,15 @@ TensorFlow and Keras run in ranks that have imported these before.
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import gzip
 import hashlib
+import io
+import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +26,10 @@ from support.examples import EXAMPLES, mnist_folder
 from support.extent import THOROUGH
 from support.frameworks import TENSORFLOW_ENV
 from support.world import World
+
+import horovod.core as hvd
+from horovod.bench.__main__ import size_bytes
+from horovod.bench.record import hop_changed
 
 
 @pytest.fixture
@@ -68,11 +77,6 @@ def test_mnist_trains_and_goes_on_from_its_checkpoint(data: str, tmp_path: Path)
 
 def run_as_script(path: str, arguments: list[str]) -> str:
     """Runs in a rank: what the script prints."""
-    import contextlib
-    import io
-    import runpy
-    import sys
-
     sys.argv = [path, *arguments]
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         runpy.run_path(path, run_name="__main__")
@@ -251,8 +255,6 @@ def test_without_any_digits_one_rank_says_so_once_and_python_alone_can_tell_befo
     assert (done.returncode, done.stdout) == (1, ""), done
     assert done.stderr.startswith("MNIST cannot be had: not in ") and done.stderr.count("\n") == 1, done
 
-    import horovod.core as hvd
-
     hvd.init()
     monkeypatch.setattr(mnist.importlib.util, "find_spec", lambda _: None)  # no scikit-learn
     for variable, value in env.items():
@@ -284,8 +286,6 @@ def test_the_small_digits_have_the_shape_of_mnist(mnist: ModuleType) -> None:
 
 
 def test_the_benchmark_prints_a_table_and_writes_its_record(tmp_path: Path) -> None:
-    import json
-
     record = tmp_path / "record.json"
     command = [sys.executable, "-m", "horovod.bench", "allreduce", "-np", "2", "--sizes", "4,64K", "--rounds", "3"]
     result = subprocess.run(
@@ -306,8 +306,6 @@ def test_the_benchmark_prints_a_table_and_writes_its_record(tmp_path: Path) -> N
 
 
 def test_a_record_is_refused_where_the_cache_line_hop_changed() -> None:
-    from horovod.bench.record import hop_changed
-
     assert hop_changed(60, 350) and hop_changed(350, 60) and hop_changed(0, 60) and hop_changed(60, None)
     assert not hop_changed(60, 80) and not hop_changed(350, 300) and not hop_changed(0, 0) and not hop_changed(None, 0)
 
@@ -323,10 +321,6 @@ def test_the_gradients_are_reduced_and_timed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["5", "0", "64Q", ""])
 def test_sizes_that_make_no_sense_are_refused(text: str) -> None:
-    import argparse
-
-    from horovod.bench.__main__ import size_bytes
-
     with pytest.raises(argparse.ArgumentTypeError, match="expected"):
         size_bytes(text)
     assert [size_bytes(good) for good in ("4", "64K", "16MiB", "1g")] == [4, 65536, 16 << 20, 1 << 30]

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's own tools on the backend hvd: what they train is what they train on Gloo, or what one process would."""
+"""PyTorch's own tools on the backend hvd: what they train is what they train on Gloo, or what one process would; and
+its own tests."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.extent import later
+from support.extent import THOROUGH, later
 from support.world import World, WorldPool
 
 torch = pytest.importorskip("torch", reason="not run: torch is not installed")
@@ -18,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import horovod.torch as hvd
 
+ROOT = Path(__file__).resolve().parents[4]
 ENV = {"HOROVOD_TRANSPORT": "shm"}
 
 
@@ -288,3 +293,20 @@ def test_a_checkpoint_is_loaded_by_another_number_of_ranks(worlds: WorldPool, tm
         assert len(one) == 4 and all(map(torch.equal, one, saved[0]))
     for one in loaded:
         assert len(one) == 8 and all(map(torch.equal, one, saved[0] * 2))
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("ranks", [2, *map(later, (3, 4))])
+def test_pytorchs_own_tests_pass(ranks: int) -> None:
+    """One of 25, and all with THOROUGH=1."""
+    pytest.importorskip("expecttest", reason="not run: expecttest is not installed")
+    words = [sys.executable, str(ROOT / "tools" / "try-torch-suite"), str(ranks)]
+    done = subprocess.run(
+        words + ([] if THOROUGH else ["--sample", "25"]),
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        timeout=1780,
+    )
+    ran = int(done.stdout.split(" tests ran")[0].split()[-1])
+    assert done.returncode == 0 and ran >= (90 if THOROUGH else 3), done.stderr[-8000:]
