@@ -28,7 +28,7 @@ _REPEATED_FILES = (
     "tests/unit/simulate/",
     *(
         f"{_TORCH}distributed/test_torch_{name}.py"
-        for name in ("distributed", "distributed_faults", "distributed_training", "suite")
+        for name in ("distributed", "distributed_faults", "distributed_training")
     ),
     *(f"{_TORCH}{name}" for name in ("gpu/", "test_torch_compile.py", "test_torch_cpu_check.py")),
 )
