@@ -206,13 +206,13 @@ lint-python: .venv-lint/created
 	@$(STEP) "ruff format" $(LINT_BIN)/ruff format --check $(PYTHON_FILES)
 	@$(STEP) "mypy" sh -c '$(LINT_BIN)/mypy && $(LINT_BIN)/mypy tests/typing/script.py'
 
-lint-native: .venv-lint/created native
+lint-native: .venv-lint/created .venv/created
 	@$(STEP) "clang-format" sh -c "git ls-files '*.cc' '*.h' | xargs $(LINT_BIN)/clang-format --dry-run -Werror"
-	@$(STEP) "clang-tidy" tools/tidy $(LINT_BIN)/clang-tidy build/native
+	@$(STEP) "clang-tidy" tools/tidy $(LINT_BIN)/clang-tidy build/tidy
 
 lint-clang: .venv/created
 	@$(STEP) --needs clang++-14 "build with clang" env TARGET=all-objects tools/build-native build/clang \
-	  -DCMAKE_CXX_COMPILER=clang++-14 -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS=-Werror
+	  -DCMAKE_CXX_COMPILER=clang++-14 -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS=-Werror -DHVD_UNITY=OFF
 
 lint-duplicates: .venv-lint/created
 	@# 70 tokens: Horovod's interface prescribes some lists of parameters twice, which have less, or are marked in the source.

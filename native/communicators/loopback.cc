@@ -53,11 +53,11 @@ class Loopback final : public Communicator {
   const Kernels kernels_;
 };
 
-std::string why_unfit(const Topology& members) {
+std::string why_unfit_for_loopback(const Topology& members) {
   return members.size() == 1 ? "" : "it joins one rank with itself, and there are " + std::to_string(members.size());
 }
 
-Status make(const Members&, const CommunicatorParts& parts, std::unique_ptr<Communicator>* out) {
+Status make_loopback(const Members&, const CommunicatorParts& parts, std::unique_ptr<Communicator>* out) {
   // Without peers the instruction set cannot matter: one that the machine lacks is not worth a failure.
   Kernels kernels;
   if (machine_has(parts.settings.isa)) HVD_RETURN_IF_ERROR(Kernels::create(parts.settings.isa, &kernels));
@@ -68,7 +68,8 @@ Status make(const Members&, const CommunicatorParts& parts, std::unique_ptr<Comm
 }  // namespace
 
 extern const CommunicatorRow kLoopbackRow;
-const CommunicatorRow kLoopbackRow = {"loopback", "one rank",      "LOOPBACK_", always_available,
-                                      why_unfit,  no_shared_bytes, no_links,    make};
+const CommunicatorRow kLoopbackRow = {
+    "loopback",      "one rank", "LOOPBACK_",  always_available, why_unfit_for_loopback,
+    no_shared_bytes, no_links,   make_loopback};
 
 }  // namespace hvd

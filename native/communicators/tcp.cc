@@ -13,11 +13,11 @@ namespace hvd {
 
 namespace {
 
-std::string why_unfit(const Topology& members) { return members.size() > 1 ? "" : "it needs two members"; }
+std::string why_unfit_for_tcp(const Topology& members) { return members.size() > 1 ? "" : "it needs two members"; }
 
 bool needs_link(const Topology&, int a, int b) { return a != b; }
 
-Status make(const Members& members, const CommunicatorParts& parts, std::unique_ptr<Communicator>* out) {
+Status make_tcp(const Members& members, const CommunicatorParts& parts, std::unique_ptr<Communicator>* out) {
   Kernels kernels;
   HVD_RETURN_IF_ERROR(Kernels::create(parts.settings.isa, &kernels));
   auto mesh = std::make_unique<TcpMesh>(parts.links, members.member, members.ranks, parts.interrupt);
@@ -31,6 +31,7 @@ Status make(const Members& members, const CommunicatorParts& parts, std::unique_
 }  // namespace
 
 extern const CommunicatorRow kTcpRow;
-const CommunicatorRow kTcpRow = {"tcp", "TCP", "TCP_", always_available, why_unfit, no_shared_bytes, needs_link, make};
+const CommunicatorRow kTcpRow = {"tcp",           "TCP",      "TCP_",  always_available, why_unfit_for_tcp,
+                                 no_shared_bytes, needs_link, make_tcp};
 
 }  // namespace hvd

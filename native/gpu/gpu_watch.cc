@@ -14,19 +14,12 @@ namespace hvd {
 
 namespace {
 
-constexpr uint64_t kMs = 1000000;
 // The rank whose inputs are missing says so first: its word is the cause.
 constexpr uint64_t kGraceNs = 2000 * kMs;
 // Of the generation's end. Chosen: with two ranks on one H200, an abort took less than 0.8 s. An abort waits for what
 // the GPU still does, and for the aborts of the host's other ranks: so it gets longer, and the rank whose GPU does not
 // come back ends.
 constexpr uint64_t kAbortAfterNs = 3000 * kMs, kEndAfterNs = 6000 * kMs, kEndOfAbortAfterNs = 30000 * kMs;
-
-std::string seconds(uint64_t ns) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f s", static_cast<double>(ns) * 1e-9);
-  return text;
-}
 
 }  // namespace
 
@@ -49,7 +42,7 @@ Status GpuWatch::look_at_inputs(uint64_t since_ns, const std::string& name) {
 
 Status GpuWatch::judge(uint64_t since_ns, const std::string& name, bool has_inputs) {
   const uint64_t waited_ns = now_ns() - since_ns;
-  const std::string what = std::string("rank ") + std::to_string(rank_) + " waited " + seconds(waited_ns) +
+  const std::string what = std::string("rank ") + std::to_string(rank_) + " waited " + in_seconds(waited_ns) +
                            " for its GPU to " + (has_inputs ? "end " : "compute the input of ") + name;
   const uint64_t limit_ns = settings_.nccl_timeout_ms * kMs + (has_inputs ? kGraceNs : 0);
   if (settings_.nccl_timeout_ms > 0 && waited_ns >= limit_ns) {
@@ -73,7 +66,7 @@ Status GpuWatch::judge(uint64_t since_ns, const std::string& name, bool has_inpu
 }
 
 void GpuWatch::judge_nccl(uint64_t inside_ns, Ending& ending) {
-  const std::string what = "rank " + std::to_string(rank_) + " waited " + seconds(inside_ns) +
+  const std::string what = "rank " + std::to_string(rank_) + " waited " + in_seconds(inside_ns) +
                            " for a call of NCCL to return, most likely for another rank";
   if (settings_.nccl_timeout_ms > 0 && inside_ns >= settings_.nccl_timeout_ms * kMs + kGraceNs) {
     ending.poison(HVD_ABORTED, -1, what + " (HOROVOD_NCCL_TIMEOUT_SECONDS)");
@@ -101,7 +94,7 @@ void GpuWatch::tick(DeviceRunner& runner, Ending& ending) {
   const bool is_in_the_way = ending.cause().failed_rank() == rank_ && aborting_ns >= kEndOfAbortAfterNs;
   if (hung_ns < kEndAfterNs && !is_in_the_way) return;
   warn("rank " + std::to_string(rank_) + " ends now: a call of NCCL has not returned for " +
-           seconds(std::max(inside_ns, aborting_ns)) + ", and the job is over: " + ending.cause().text(),
+           in_seconds(std::max(inside_ns, aborting_ns)) + ", and the job is over: " + ending.cause().text(),
        settings_.log_time);
   std::_Exit(EXIT_FAILURE);
 }

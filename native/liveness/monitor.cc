@@ -21,18 +21,11 @@
 namespace hvd {
 namespace {
 
-constexpr uint64_t kMs = 1000000;
 constexpr uint64_t kTickNs = 500 * kMs;
 constexpr uint64_t kOversleptNs = 1000 * kMs;
 constexpr uint64_t kTicksPerFarBeat = 2;
 constexpr uint64_t kTimesIfItWouldRun = 10;  // frozen_ms; chosen: 30 s by default
 constexpr uint64_t kAnswerMs = 3000;         // a living host's kernel answers within this, however it is asked
-
-std::string seconds(uint64_t ns) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f s", static_cast<double>(ns) * 1e-9);
-  return text;
-}
 
 std::string describe(const Monitor::Peer& peer) {
   const char* const where = peer.is_known ? ")" : " of a PID namespace of its own)";
@@ -41,7 +34,7 @@ std::string describe(const Monitor::Peer& peer) {
 
 std::string loss(const Monitor::Peer& peer, char state, uint64_t silent_ns) {
   const std::string who = describe(peer);
-  const std::string time = seconds(silent_ns);
+  const std::string time = in_seconds(silent_ns);
   switch (state) {
     case 'T':
       return who + " was stopped by a signal and has not run for " + time +
@@ -187,7 +180,7 @@ void Monitor::look_at(FarWatch* watch, uint64_t now) {
   if (!silent || (frozen_ms_ == 0 && host_answers(watch->link.fd()))) return;
   watch->over = true;
   events_.on_loss(watch->link.peer(), "rank " + std::to_string(watch->link.peer()) + " has given no sign of life for " +
-                                          seconds(silent_ns) +
+                                          in_seconds(silent_ns) +
                                           ": its process is stopped or frozen, or its host is unreachable\n"
                                           "hint: HOROVOD_LOST_TIMEOUT_SECONDS sets the limit, 0 switches it off");
 }

@@ -20,7 +20,7 @@ namespace {
 constexpr const char* kMessages = "; each send needs a receive of its tag, and a send ends when that has come";
 
 constexpr size_t kShownNames = 10;
-constexpr size_t kShownRanks = 16;
+constexpr size_t kReportedRanks = 16;
 constexpr size_t kShownStacks = 4;
 constexpr size_t kShownBytes = 400;  // of an error that all ranks get: shared memory has little room for it
 // Ranks that wait for each other: time does not help, so they are reported sooner, and where it is in lists of
@@ -49,8 +49,8 @@ std::string describe(const std::vector<int>& arrived, const std::vector<int>& mi
   } else if (others > 0) {
     names += " and " + std::to_string(others) + " more";
   }
-  return list_ranks(arrived, kShownRanks) + " waited " + seconds + " for " + names + ": missing " +
-         list_ranks(missing, kShownRanks) + ", which did not call " + (group.names.size() == 1 ? "it" : "them");
+  return list_ranks(arrived, kReportedRanks) + " waited " + seconds + " for " + names + ": missing " +
+         list_ranks(missing, kReportedRanks) + ", which did not call " + (group.names.size() == 1 ? "it" : "them");
 }
 
 // The operations that have been waited for at least `limit_s`. The time until `resumed_s`, during which the whole job
@@ -175,8 +175,8 @@ Status StallReport::report() {
                                 "each other in different calls"
                               : "a branch on the rank, uneven data, or a rank that is slow");
   if (!stuck.empty() && !report.empty()) {  // the error has the rest
-    report =
-        list_ranks(stuck, kShownRanks) + " wait for each other in different calls (the error that follows names them)";
+    report = list_ranks(stuck, kReportedRanks) +
+             " wait for each other in different calls (the error that follows names them)";
     hint.clear();
   }
   tell(report, hint, all_missing(stalled));
@@ -186,7 +186,7 @@ Status StallReport::report() {
     if (calls.size() < kShownBytes)
       calls += (calls.empty() ? "" : "; ") + describe(ranks.first, ranks.second, group, 1);
   }
-  return {HVD_DEADLOCK, list_ranks(stuck, kShownRanks) +
+  return {HVD_DEADLOCK, list_ranks(stuck, kReportedRanks) +
                             " wait for each other in different calls, and none of them can go on: " + calls +
                             "\nhint: all ranks must call the same collectives in the same order; look for ranks with "
                             "different numbers of batches (docs/uneven-data.md), or a branch on "

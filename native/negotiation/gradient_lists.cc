@@ -11,8 +11,6 @@
 namespace hvd {
 namespace {
 
-constexpr size_t kShownRanks = 8;
-
 struct List {
   std::set<int> ranks, missing;
   std::map<std::pair<unsigned long, std::string>, const Undecided*> gradients;  // by place

@@ -15,6 +15,8 @@ constexpr std::string_view kUnnamedPrefix = "noname.";
 // with its encoded descriptor, what it does as well.
 std::string quote_name(std::string_view name, std::string_view descriptor = {});
 
+constexpr size_t kShownRanks = 8;  // in most messages
+
 // "rank 3", "ranks 0, 1, 2"; at most `most` of them, and how many more there are.
 std::string list_ranks(const std::vector<int>& ranks, size_t most);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "platform/clock.h"
 #include "simulate/simulation.h"
 
 namespace hvd {
@@ -10,7 +11,6 @@ namespace hvd {
 namespace {
 
 constexpr uint64_t kSoonNs = 300'000;  // after a step's start
-constexpr double kNsInMs = 1e6;
 
 }  // namespace
 
@@ -37,7 +37,7 @@ void Simulation::befall(int number) {
   const Fault& fault = program_.faults[static_cast<size_t>(number)];
   if (counts_.ranks_done == ranks_.size()) return;
   counts_.came[program_.planned_as(number)] = true;
-  const auto amount_ns = static_cast<uint64_t>(fault.amount * kNsInMs);
+  const auto amount_ns = static_cast<uint64_t>(fault.amount * kMs);
   switch (fault.kind) {
     case FaultKind::kKillRank:
       if (at(fault.target).dead) return;

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "simulate/liveness.h"
 
+#include "platform/clock.h"
+
 namespace hvd {
 
 namespace {
 
-constexpr uint64_t kMs = 1'000'000;
 constexpr uint64_t kFrozenNs = 3000 * kMs, kLostNs = 5000 * kMs;  // the defaults of settings/settings.h
 constexpr uint64_t kBeatNs = 1000 * kMs, kTickNs = 500 * kMs;     // of a monitor (liveness/monitor.h)
 

@@ -7,11 +7,11 @@
 #include <span>
 #include <utility>
 
+#include "platform/clock.h"
+
 namespace hvd {
 
 namespace {
-
-constexpr double kNsInMs = 1e6;
 
 struct Named {
   std::string_view name;
@@ -95,7 +95,7 @@ Status Program::change(std::string_view kind, int target, size_t from_step, doub
   if (kind == "late") {
     HVD_RETURN_IF_ERROR(again(first.late_rank));
     first.late_rank = target;
-    first.late_ns = static_cast<uint64_t>(amount * kNsInMs);
+    first.late_ns = static_cast<uint64_t>(amount * kMs);
   } else if (kind == "shape" && target >= 0) {
     HVD_RETURN_IF_ERROR(again(first.odd_rank));
     first.odd_rank = target;

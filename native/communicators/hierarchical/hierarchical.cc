@@ -328,7 +328,7 @@ std::vector<int> members_with(const Topology& members, int local_rank) {
   return found;
 }
 
-std::string why_unfit(const Topology& members) {
+std::string why_unfit_for_hierarchical(const Topology& members) {
   if (members.hosts() < 2) return "its members must be on several hosts, and are on one";
   return members.is_flat() ? "each of its hosts has one member: nothing is to be done inside" : "";
 }
@@ -373,7 +373,7 @@ Status make_of_parts(const Members& members, const CommunicatorParts& parts, Mak
   return {};
 }
 
-Status make(const Members& members, const CommunicatorParts& parts, std::unique_ptr<Communicator>* out) {
+Status make_hierarchical(const Members& members, const CommunicatorParts& parts, std::unique_ptr<Communicator>* out) {
   return make_of_parts(members, parts, make_by_auto, out);
 }
 
@@ -389,9 +389,13 @@ Status make_over_hosts(const Members& members, const CommunicatorParts& parts, M
 size_t shared_bytes_over_hosts(const Topology& members, int member) { return shared_bytes(members, member); }
 
 extern const CommunicatorRow kHierarchicalRow;
-const CommunicatorRow kHierarchicalRow = {"hierarchical",  "shared memory in a host, TCP between",
-                                          "HIERARCHICAL_", always_available,
-                                          why_unfit,       shared_bytes,
-                                          needs_link,      make};
+const CommunicatorRow kHierarchicalRow = {"hierarchical",
+                                          "shared memory in a host, TCP between",
+                                          "HIERARCHICAL_",
+                                          always_available,
+                                          why_unfit_for_hierarchical,
+                                          shared_bytes,
+                                          needs_link,
+                                          make_hierarchical};
 
 }  // namespace hvd

@@ -20,8 +20,7 @@ namespace hvd {
 
 namespace {
 
-constexpr size_t kStreamOneShotBytes = 512;  // a few lines come faster from the writer's cache, even a far one
-constexpr size_t kLargeBytes = size_t{1} << 20;
+constexpr size_t kStreamOneShotBytes = 512;       // a few lines come faster from the writer's cache, even a far one
 constexpr size_t kSmallBytes = size_t{32} << 10;  // that a choice for small operations is timed on
 // From where the caller's tensors are written past the caches, by near and by far members.
 constexpr size_t kNearStreamOutputBytes = size_t{128} << 20;
@@ -156,7 +155,7 @@ class Shm final : public Communicator {
   size_t large_bytes_ = 0;
 };
 
-std::string why_unfit(const Topology& members) {
+std::string why_unfit_for_shm(const Topology& members) {
   if (members.hosts() > 1) {
     return "its members must be on one host, and are on " + std::to_string(members.hosts()) + " hosts";
   }
@@ -165,7 +164,7 @@ std::string why_unfit(const Topology& members) {
 
 size_t shared_bytes(const Topology& members, int) { return SlotRing::bytes(members.size()); }
 
-Status make(const Members& members, const CommunicatorParts& parts, std::unique_ptr<Communicator>* out) {
+Status make_shm(const Members& members, const CommunicatorParts& parts, std::unique_ptr<Communicator>* out) {
   Kernels kernels;
   HVD_RETURN_IF_ERROR(Kernels::create(parts.settings.isa, &kernels));
   auto shm = std::make_unique<Shm>(parts.area, members.member, members.ranks, parts.settings, parts.interrupt, kernels);
@@ -177,7 +176,7 @@ Status make(const Members& members, const CommunicatorParts& parts, std::unique_
 }  // namespace
 
 extern const CommunicatorRow kShmRow;
-const CommunicatorRow kShmRow = {"shm",     "shared memory", "SHM_",   always_available,
-                                 why_unfit, shared_bytes,    no_links, make};
+const CommunicatorRow kShmRow = {"shm",        "shared memory", "SHM_",  always_available, why_unfit_for_shm,
+                                 shared_bytes, no_links,        make_shm};
 
 }  // namespace hvd

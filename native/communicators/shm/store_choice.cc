@@ -13,7 +13,6 @@ namespace hvd {
 
 namespace {
 
-constexpr size_t kLargeBytes = size_t{1} << 20;
 // The time that measuring may add to a start, and to the operation that it precedes. The limit is the same on every
 // machine: slower rounds mean fewer rounds, and if members share cores, more rounds would tell nothing more. So the
 // limit decides how good the best round is, and never which way is the better one.

@@ -15,6 +15,8 @@
 
 namespace hvd {
 
+constexpr size_t kLargeBytes = size_t{1} << 20;
+
 class StoreChoice {
  public:
   enum Size { kSmall, kLarge, kSizes };  // what goes in one shot, and what takes more

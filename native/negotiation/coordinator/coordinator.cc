@@ -11,8 +11,6 @@
 namespace hvd {
 namespace {
 
-constexpr size_t kShownRanks = 8;
-
 // `allreduce.grad.3` and `broadcast.grad.3` are two names about one subject. If every rank waits for one of them, but
 // not all for the same, none of these operations can ever run, and an error beats a stall.
 std::string subject_of(const std::string& name) {

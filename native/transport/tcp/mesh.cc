@@ -27,7 +27,7 @@ namespace hvd {
 
 namespace {
 
-constexpr int kSpins = 40;  // tries, with a yield between, before sleeping in poll
+constexpr int kTries = 40;  // tries, with a yield between, before sleeping in poll
 // With more than this under way, a try asks poll before the sockets: one system call rather than two for each link.
 constexpr size_t kManyBytes = size_t{64} << 10;
 constexpr int kSliceMs = 100;                      // the longest sleep without a look at the interrupt
@@ -348,7 +348,7 @@ Status TcpMesh::advance(std::vector<Arrival>* arrivals) {
     if (moved) return Status();
     if (interrupt_.raised()) return interrupted();
     bool ready = false;
-    while (!ready && spins++ < kSpins) {
+    while (!ready && spins++ < kTries) {
       sched_yield();
       ready = true;
       if (pending_bytes_ > kManyBytes) HVD_RETURN_IF_ERROR(poll_links(0, &ready));
