@@ -70,8 +70,8 @@ MPIS := $(DAILY_MPIS) .venv-mpi/intel
 OF_TESTS := $(if $(filter 1,$(THOROUGH)),$(MPIS),$(DAILY_MPIS))
 
 LINTS := lint-python lint-duplicates lint-words lint-docs lint-native lint-kernels
-# Those that take longest first.
-TESTS := test-launcher test-failures test-world test-torch test-contract test-unit
+# Those that wait most come first.
+TESTS := test-failures test-ends test-launcher test-world test-unit test-torch test-contract
 CHECKS := check-processes check-schedulers check-cluster check-tensorflow check-frameworks check-elastic check-torch \
   check-core check-native
 # Of `make check-all` alone.
@@ -106,7 +106,7 @@ PYTEST = .venv/bin/python -m pytest -q -o cache_dir=build/pytest/$@
 EVERYDAY = $(PYTEST) -m "not slow and not check"
 OTHERS = $(PYTEST) -m "slow or check"
 
-# Each of the six starts its own worlds.
+# Each of the seven starts its own worlds.
 test-unit: install
 	@$(STEP) --show "unit tests" $(EVERYDAY) tests/unit
 
@@ -116,8 +116,12 @@ test-contract: install
 test-launcher: install
 	@$(STEP) --show "launchers" $(EVERYDAY) tests/processes/launcher
 
+ENDS := $(addprefix tests/processes/failures/test_,job_end.py left_behind.py stall.py)
 test-failures: install
-	@$(STEP) --show "failures" $(EVERYDAY) tests/processes/failures
+	@$(STEP) --show "failures" $(EVERYDAY) tests/processes/failures $(addprefix --ignore ,$(ENDS))
+
+test-ends: install
+	@$(STEP) --show "ends and stalls" $(EVERYDAY) $(ENDS)
 
 test-world: install
 	@$(STEP) --show "worlds and telemetry" $(EVERYDAY) tests/processes/world tests/processes/telemetry

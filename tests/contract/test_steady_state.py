@@ -50,6 +50,7 @@ def test_the_fourth_identical_step_sends_no_message(
         assert sent[quiet_after:] == [sent[quiet_after - 1]] * (100 - quiet_after), sent
 
 
+@pytest.mark.slow("optimizers of PyTorch in two worlds")
 def test_the_gradients_of_an_optimizer_are_as_quiet(worlds: WorldPool) -> None:
     pytest.importorskip("torch", reason="not run: torch is not installed")
 

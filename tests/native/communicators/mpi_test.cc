@@ -19,8 +19,6 @@ using namespace hvd;
 
 namespace {
 
-constexpr uint64_t kMs = 1000000;
-
 uint64_t cpu_ns() {  // of this thread
   timespec t{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);

@@ -27,8 +27,6 @@ using namespace hvd;
 
 namespace {
 
-constexpr uint64_t kMs = 1000000;
-
 // A child that waits for its end.
 class Child {
  public:

@@ -167,6 +167,7 @@ def test_top_shows_a_job_in_its_own_terminal_and_then_all_that_it_has_printed(tm
         assert words in rest
 
 
+@pytest.mark.slow("a job that is drawn for seconds")
 def test_top_without_a_terminal_is_printed_among_the_output(tmp_path: Path) -> None:
     command, enough = script(tmp_path, "plain")
     with Job(tmp_path, "-np", "2", "--top", command) as job:

@@ -85,6 +85,7 @@ def test_more_names_in_flight_than_there_are_numbers(worlds: WorldPool) -> None:
     worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(use_names, 20_000, 20_000, 0)
 
 
+@pytest.mark.slow("thousands of names")
 def test_a_name_that_has_gone_leaves_nothing_in_memory(worlds: WorldPool) -> None:
     """40 bytes of name and some 250 of an entry would be 6 MiB from the 20,000th to the 40,000th."""
     env = {"HOROVOD_TRANSPORT": "shm", "HOROVOD_CACHE_CAPACITY": "64"}

@@ -171,6 +171,7 @@ print("done", flush=True)
 """
 
 
+@pytest.mark.slow("a tree of many ranks")
 def test_a_stall_report_names_the_missing_ranks_of_groups(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     for rank in (4, 5, 8):

@@ -233,6 +233,7 @@ def test_every_old_place_is_in_that_test() -> None:
     assert sorted(name.removesuffix(".__init__") for name in names) == sorted(OLD_PLACES + OLD_PLACES_WITH_CODE)
 
 
+@pytest.mark.slow("a process that imports a framework")
 @pytest.mark.parametrize("module", ["horovod.torch", "horovod.tensorflow"])
 def test_old_submodules_are_attributes(module: str) -> None:
     """In a process of its own: another test may have imported them in this one."""
