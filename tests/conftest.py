@@ -16,6 +16,7 @@ import hypothesis
 import pytest
 from support import processor_time
 from support.extent import THOROUGH, repeats
+from support.fork_server import ForkServer
 from support.world import WorldPool, living
 
 STACKS_BEFORE_LIMIT_S = 5.0
@@ -51,6 +52,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if later:
         config.hook.pytest_deselected(items=later)
         items[:] = [item for item in items if item not in later]
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    of_core = ("tests/processes/", "tests/cluster/")
+    ForkServer.with_frameworks = not all(item.nodeid.startswith(of_core) for item in session.items)
 
 
 @pytest.fixture(scope="session")

@@ -128,6 +128,7 @@ def test_a_session_loop_with_adagrad(data: str, tmp_path: Path) -> None:
     assert (tmp_path / "model.ckpt-30.index").exists()
 
 
+@pytest.mark.thorough
 def test_keras_trains_on_mnist(data: str, tmp_path: Path) -> None:
     output = with_tensorflow("04_keras_mnist", tmp_path, "--data-dir", data, "--steps", "20", "--epochs", "2")
     assert "Epoch 2/2" in output and "10/10" in output, "the ranks share the steps"

@@ -200,6 +200,7 @@ def test_an_error_of_a_transform_or_a_fit_names_the_users_line_or_call(spark: An
         torch_estimator(None, backend=None, num_proc=1, feature_cols=["a"], model=network(1)).fit(frame)
 
 
+@pytest.mark.thorough
 def test_an_estimator_and_a_model_are_saved_and_resume(
     xor: Any, trained: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -339,6 +340,7 @@ def test_the_features_are_all_columns_without_another_use(xor: Any, store: Local
     assert model.transform(frame.limit(3)).schema["y__output"].dataType.simpleString() == "double"
 
 
+@pytest.mark.thorough
 def test_without_a_store_the_rows_go_straight_to_the_ranks(xor: Any, tmp_path: Path) -> None:
     given = {"backend": None, "num_proc": 2, "validation": "held", "sample_weight_col": "w", "metrics": [accuracy]}
     with contextlib.chdir(tmp_path):

@@ -37,7 +37,7 @@ _IMPORT_VARIABLES = ("TF_", "KERAS_", "JAX_", "CUDA_", "OMP_", "XLA_")
 _START_TIMEOUT_S = 60.0
 _PRELOADED = {
     # torch._dynamo: a rank's first optimizer would import it, for more than a second.
-    "": ("numpy", "torch", "torch._dynamo", "horovod.core", "horovod.torch", "mxnet", "horovod.mxnet"),
+    "": ("numpy", "horovod.core", "torch", "torch._dynamo", "horovod.torch", "mxnet", "horovod.mxnet"),
     "tensorflow": ("tensorflow", "keras", "horovod.tensorflow", "horovod.keras"),
     "torch": ("torch", "keras", "horovod.torch", "horovod.keras"),
     "jax": ("jax", "keras", "horovod.jax", "horovod.keras"),
@@ -85,6 +85,7 @@ class ForkServer:
     """Started on the first use for its variables; ends with the test process."""
 
     _servers: dict[tuple[tuple[str, str], ...], ForkServer] = {}
+    with_frameworks = True  # False: ranks of tests that hardly use one import it themselves
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> ForkServer:
@@ -100,7 +101,7 @@ class ForkServer:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         plain = {key: value for key, value in environment.items() if not key.startswith("HOROVOD_")}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "support.fork_server", str(theirs.fileno())],
+            [sys.executable, "-m", "support.fork_server", str(theirs.fileno()), *["core"] * (not self.with_frameworks)],
             env=plain,
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
@@ -196,6 +197,8 @@ def main() -> None:
     channel = socket.socket(fileno=int(sys.argv[1]))
     backend = os.environ.get("KERAS_BACKEND", "")
     names = [name for name in _PRELOADED[backend] if _is_there(name)]
+    if sys.argv[2:] == ["core"] and not backend:
+        names = names[:2]
     if backend == "tensorflow" and os.environ.get("TF_USE_LEGACY_KERAS") == "1":
         names.append("tf_keras")
     before = len(os.listdir("/proc/self/task"))  # an emulated processor has a thread of its own

@@ -60,6 +60,7 @@ def everywhere(made: list[Host]) -> list[str]:
     return ["-np", str(len(made)), "-H", ",".join(f"host{host}" for host in range(len(made)))]
 
 
+@pytest.mark.thorough
 def test_bench_measures_the_link_for_a_forecast(
     cluster: MakeCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

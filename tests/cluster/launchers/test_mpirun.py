@@ -113,6 +113,7 @@ def test_the_guides_job_file_runs(cluster: MakeCluster, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "sum 15 of 4\n" * 4), done
 
 
+@pytest.mark.thorough
 def test_torchrun_starts_a_world_over_two_hosts(cluster: MakeCluster, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="not run: torch is not installed")
     one, two = cluster(2).hosts

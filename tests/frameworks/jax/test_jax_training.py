@@ -370,6 +370,7 @@ def test_keras_reduces_inside_of_its_compiled_step(worlds: WorldPool) -> None:
     assert results[0] == results[1]
 
 
+@pytest.mark.thorough
 def test_frameworks_of_a_process_share_one_world(worlds: WorldPool) -> None:
     """PyTorch, TensorFlow and JAX in one job: one start, one order, one set of ranks.
 

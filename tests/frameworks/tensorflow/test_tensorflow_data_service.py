@@ -95,6 +95,7 @@ def compute_job(config: Path, program: str) -> Iterator[subprocess.Popen[str]]:
         patiently(lambda left_s: job.communicate(timeout=left_s))
 
 
+@pytest.mark.thorough
 def test_workers_prepare_the_batches_of_all_ranks_and_end_before_their_dispatcher(world: World, tmp_path: Path) -> None:
     def run(file: str) -> tuple[list[int], list[int], list[int], int]:
         config = TfDataServiceConfig.read(file, wait_for_file_creation=True)

@@ -43,6 +43,7 @@ step(tf.ones(3))
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "script", [pytest.param(GRAPH, id="graph"), pytest.param(COMPILED, id="compiled", marks=pytest.mark.thorough)]
 )

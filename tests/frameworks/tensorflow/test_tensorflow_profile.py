@@ -79,6 +79,7 @@ def test_keras_fit_leaves_a_profile_of_each_gradient(tmp_path: Path) -> None:
     assert len({line.split()[-1] for line in done.stdout.splitlines()}) == 2, "ranks train apart"
 
 
+@pytest.mark.thorough
 def test_an_eager_tape_is_recorded_and_what_xla_compiles_is_refused(tmp_path: Path) -> None:
     script = TAPE.replace("WRAPPED", "").replace("STEPS", "40") + REFUSED
     done, content = profiled(tmp_path, script, 1)

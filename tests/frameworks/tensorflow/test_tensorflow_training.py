@@ -191,6 +191,7 @@ def test_graphs_of_tensorflow_1_train_as_one_process_on_the_whole_batch(world: W
     assert all(difference[0] < 1e-10 for difference in world.run(run, name, passes))
 
 
+@pytest.mark.thorough
 def test_lists_of_gradients_in_a_loop_keep_their_order(world: World) -> None:
     """Nothing that a round computes depends on the one before."""
 

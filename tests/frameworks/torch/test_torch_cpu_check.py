@@ -50,6 +50,7 @@ def wheel_of_installed(folder: Path) -> Path:
     return wheel
 
 
+@pytest.mark.thorough
 def test_a_wheel_is_installed_checked_timed_and_drawn(tmp_path: Path) -> None:
     out = tmp_path / "out"
     code, record, outcomes = check(out, "--wheel", str(wheel_of_installed(tmp_path)))

@@ -108,6 +108,7 @@ def use_groups(groups: int, tensors: int, named: bool) -> dict[str, Any]:
     return dict(statistics)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow("tens of thousands of names")
 @pytest.mark.parametrize(("groups", "tensors", "named"), [later(2200, 161, True), (80, 10000, False)])
 def test_groups_of_many_tensors_make_room_for_each_other(

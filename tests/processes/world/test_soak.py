@@ -131,6 +131,7 @@ def soak(wanted: int, seed: int) -> dict[str, Any]:
     return {"samples": samples, "names": once, "statistics": statistics}
 
 
+@pytest.mark.thorough
 @pytest.mark.slow("1,000 batches")
 @pytest.mark.slow
 @pytest.mark.timeout(2 * LIMIT_S + 60)

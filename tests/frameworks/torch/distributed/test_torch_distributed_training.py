@@ -295,6 +295,7 @@ def test_a_checkpoint_is_loaded_by_another_number_of_ranks(worlds: WorldPool, tm
         assert len(one) == 8 and all(map(torch.equal, one, saved[0] * 2))
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("ranks", [2, *map(later, (3, 4))])
 def test_pytorchs_own_tests_pass(ranks: int) -> None:

@@ -304,6 +304,7 @@ def test_an_error_that_no_call_tells_stands_on_stderr(worlds: WorldPool) -> None
 # Generations, and what is there
 
 
+@pytest.mark.thorough
 def test_many_generations_leave_nothing_behind(worlds: WorldPool) -> None:
     def run(generations: int) -> tuple[list[int], list[int], list[list[int]]]:
         hvd, library = started(), standin.library()
