@@ -72,8 +72,8 @@ OF_TESTS := $(if $(filter 1,$(THOROUGH)),$(MPIS),$(DAILY_MPIS))
 LINTS := lint-python lint-duplicates lint-words lint-docs lint-native lint-kernels
 # Those that wait most come first.
 TESTS := test-failures test-ends test-launcher test-world test-unit test-torch test-contract
-CHECKS := check-processes check-schedulers check-cluster check-tensorflow check-frameworks check-elastic check-torch \
-  check-core check-native
+CHECKS := check-native check-cluster check-schedulers check-processes check-tensorflow check-frameworks check-elastic \
+  check-torch check-core
 # Of `make check-all` alone.
 LATER := lint-clang test-mxnet test-fuzz test-oldest test-jax-oldest
 
