@@ -35,7 +35,8 @@ export CCACHE_SLOPPINESS := pch_defines,time_macros
 endif
 
 STEP := tools/step
-# Most of a framework's modules are never imported: they are compiled when they are.
+# Most of a framework's modules are never imported. Those that are get their bytecode by one import, before many processes
+# would make it at a time.
 INSTALL := -m pip install --disable-pip-version-check --no-compile
 PIP := .venv/bin/python $(INSTALL)
 # For a machine without a GPU, a tenth of what comes with CUDA.
@@ -283,13 +284,14 @@ $(addsuffix /created,.venv $(OLDEST) $(JAX_OLDEST) $(MXNET) $(SCHEDULERS) $(MPIS
 # What `make test` needs, which is fetched while the library is built.
 .venv/filled: .venv/created
 	@$(TORCH_FIRST)
-	@$(STEP) --fetch "fill .venv" sh -c "$(PYTHON) tools/requirements test | xargs -d '\n' $(PIP)"
+	@$(STEP) --fetch "fill .venv" sh -c "$(PYTHON) tools/requirements test | xargs -d '\n' $(PIP) && \
+	  .venv/bin/python -c 'import hypothesis, numpy, torch._dynamo'"
 	@touch $@
 
 # What `make check` needs besides.
 .venv/frameworks: .venv/filled
 	@$(STEP) --fetch "add frameworks to .venv" sh -c "$(PYTHON) tools/requirements test test-frameworks | xargs -d '\n' $(PIP) && \
-	  $(TF_KERAS)"
+	  $(TF_KERAS) && .venv/bin/python -c 'import cv2, flax, jax, keras, optax, tensorflow'"
 	@touch $@
 
 $(OLDEST)/created: pyproject.toml
@@ -311,7 +313,8 @@ $(SCHEDULERS)/created: pyproject.toml .venv/frameworks
 	@$(STEP) --fetch "create $(SCHEDULERS)" sh -c "$(PYTHON) -m venv --clear $(SCHEDULERS) && \
 	  realpath .venv/lib/python*/site-packages > $(SCHEDULERS)/venv.pth && \
 	  mv $(SCHEDULERS)/venv.pth $(SCHEDULERS)/lib/python*/site-packages && \
-	  $(PYTHON) tools/requirements test-schedulers | xargs -d '\n' $(SCHEDULERS_PIP)"
+	  $(PYTHON) tools/requirements test-schedulers | xargs -d '\n' $(SCHEDULERS_PIP) && \
+	  $(SCHEDULERS)/bin/python -c 'import lightning, pandas, pyarrow, pyspark.sql, ray.train'"
 	@touch $@
 
 .venv-mpi/%/created: pyproject.toml
