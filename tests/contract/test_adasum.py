@@ -8,19 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 from support import frameworks, reference
-from support.frameworks import NAMES
+from support.frameworks import loaded
 from support.world import WorldPool
 
 WORLDS = [(1, "auto"), (2, "shm"), (2, "tcp"), (4, "shm"), (4, "tcp"), (4, "2+2")]
 TOLERANCES = {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 2e-6, "float64": 1e-13}
 SHAPES = [(), (3,), (0,), (5, 7), (70001,), (2, 3, 4)]
-
-
-@pytest.fixture(params=NAMES)
-def framework(request: pytest.FixtureRequest) -> str:
-    if why := frameworks.missing(request.param):
-        pytest.skip(why)
-    return str(request.param)
 
 
 @pytest.mark.parametrize("dtype_name", TOLERANCES)
@@ -31,9 +24,7 @@ def test_every_form_gives_the_reference_s_result_on_all_ranks(
     if dtype_name == "bfloat16":
         pytest.importorskip("ml_dtypes", reason="not run: ml_dtypes is not installed")
 
-    def run(framework_name: str, dtype_name: str, tolerance: float) -> list[bytes]:
-        framework = frameworks.load(framework_name)
-        hvd = framework.hvd
+    def run(framework: Any, hvd: Any, dtype_name: str, tolerance: float) -> list[bytes]:
         rank, size = hvd.rank(), hvd.size()
         dtype = frameworks.dtype_of(dtype_name)
         inputs, expected = [], []
@@ -77,15 +68,15 @@ def test_every_form_gives_the_reference_s_result_on_all_ranks(
             assert result == results["one"], label
         return results["one"]
 
-    per_rank = worlds(size, {"HOROVOD_TRANSPORT": transport}).run(run, framework, dtype_name, TOLERANCES[dtype_name])
+    per_rank = worlds(size, {"HOROVOD_TRANSPORT": transport}).run(
+        loaded(run), framework, dtype_name, TOLERANCES[dtype_name]
+    )
     assert all(results == per_rank[0] for results in per_rank)
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_a_set_of_a_power_of_two_has_it_and_others_say_so(worlds: WorldPool, framework: str, transport: str) -> None:
-    def run(framework_name: str) -> list[str]:
-        framework = frameworks.load(framework_name)
-        hvd = framework.hvd
+    def run(framework: Any, hvd: Any) -> list[str]:
         texts = []
         ones = framework.tensor(np.ones(4, np.float32))
         pair = hvd.add_process_set([0, 2])
@@ -102,20 +93,18 @@ def test_a_set_of_a_power_of_two_has_it_and_others_say_so(worlds: WorldPool, fra
         return texts
 
     env = {"HOROVOD_TRANSPORT": transport, "HOROVOD_DYNAMIC_PROCESS_SETS": "1"}
-    for texts in worlds(3, env).run(run, framework):
+    for texts in worlds(3, env).run(loaded(run), framework):
         assert all("Adasum needs 2, 4, 8, ... ranks, got 3" in text and "hint:" in text for text in texts), texts
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_it_meets_no_other_reduction(worlds: WorldPool, framework: str, transport: str) -> None:
-    def run(framework_name: str) -> str:
-        framework = frameworks.load(framework_name)
-        hvd = framework.hvd
+    def run(framework: Any, hvd: Any) -> str:
         ones = framework.tensor(np.ones(4, np.float32))
         with pytest.raises(hvd.HorovodInternalError) as raised:
             hvd.allreduce(ones, op=hvd.Adasum if hvd.rank() else hvd.Sum, name="x")
         assert float(framework.array(hvd.allreduce(ones, op=hvd.Adasum, name="x"))[0]) == 1.0
         return str(raised.value)
 
-    first, second = worlds(2, {"HOROVOD_TRANSPORT": transport}).run(run, framework)
+    first, second = worlds(2, {"HOROVOD_TRANSPORT": transport}).run(loaded(run), framework)
     assert first == second and "reduce operation Sum, got Adasum" in first

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
-from contract.test_errors import check_that_the_others_are_told, ones, works_afterwards
-from support import frameworks
-from support.frameworks import NAMES
+from contract.test_errors import Wrong, check_that_the_others_are_told, ones, works_afterwards, wrong
+from support.frameworks import loaded
 from support.world import WorldPool
 
 WORLDS = [(1, "auto"), (2, "shm"), (3, "tcp"), (4, "2+2")]
@@ -17,110 +16,46 @@ NO_SET = r"process_set: expected a ProcessSet, got \[0, 1\]\nhint: hvd.add_proce
 NO_COMPRESSOR = "compression=(None|3): expected a class with compress and decompress\nhint: hvd.Compression.none"
 
 
-@pytest.fixture(params=NAMES)
-def framework(request: pytest.FixtureRequest) -> str:
-    if why := frameworks.missing(request.param):
-        pytest.skip(why)
-    return str(request.param)
+OPERATIONS = ["allreduce", "allgather", "reducescatter"]
+OPERATIONS += [*(f"grouped_{operation}" for operation in OPERATIONS), "broadcast", "alltoall"]
 
-
-def in_a_list(operation: str, *more: Any) -> Callable[[Any, Any], Any]:
-    """A call with a list of ranks in place of a process set."""
-
-    def call(hvd: Any, framework: Any) -> Any:
-        tensor = ones(framework, 2)
-        tensors = [tensor] if operation.startswith("grouped") else tensor
-        return getattr(hvd, operation)(tensors, *more, process_set=[0, 1], name=f"{operation} in a list")
-
-    return call
-
-
-# name: (the operation, a wrong call of it, its exception, what its text holds)
-WRONG: dict[str, tuple[str, Callable[[Any, Any], Any], type[Exception], str]] = {
-    f"{operation} in a list": (operation, in_a_list(operation, *more), ValueError, NO_SET)
-    for operation, more in {
-        "allreduce": (),
-        "grouped_allreduce": (),
-        "allgather": (),
-        "grouped_allgather": (),
-        "broadcast": (0,),
-        "alltoall": (),
-        "reducescatter": (),
-        "grouped_reducescatter": (),
-    }.items()
+# By name: calls that are wrong on one rank alone; of all operations, with a list of ranks in place of a process set.
+WRONG: dict[str, Wrong] = {
+    f"{operation} in a list": wrong(
+        NO_SET, operation, [2], process_set=[0, 1], **({"root_rank": 0} if operation == "broadcast" else {})
+    )
+    for operation in OPERATIONS
 } | {
-    "list of ops": (
-        "allreduce",
-        lambda hvd, f: hvd.allreduce(ones(f, 2), op=[1], name="list of ops"),
-        ValueError,
-        r"op=\[1\]: expected one of Average, Sum",
-    ),
-    "list of roots": (
-        "broadcast",
-        lambda hvd, f: hvd.broadcast(ones(f, 2), [0], name="list of roots"),
-        ValueError,
-        r"root_rank=\[0\]: expected the number of a rank",
-    ),
-    "one of a group": (
-        "grouped_allreduce",
-        lambda hvd, f: hvd.grouped_allreduce([ones(f, 2), object()], name="one of a group"),
-        Exception,
-        "tensor 1 of 2: .*object",
-    ),
+    "list of ops": wrong(r"op=\[1\]: expected one of Average, Sum", "allreduce", [2], op=[1]),
+    "list of roots": wrong(r"root_rank=\[0\]: expected the number of a rank", "broadcast", [2], root_rank=[0]),
+    "one of a group": wrong("tensor 1 of 2: .*object", "grouped_allreduce", [2], lambda f: object(), kind=Exception),
     "['name']": (
         "allreduce",
-        lambda hvd, f: hvd.allreduce(ones(f, 2), name=["name"]),
+        lambda hvd, f, _: hvd.allreduce(ones(f, 2), name=["name"]),
         TypeError,
         "name: expected a str, got list",
     ),
-    "scale of nothing": (
-        "allreduce",
-        lambda hvd, f: hvd.allreduce(ones(f, 2), postscale_factor=None, name="scale of nothing"),
-        ValueError,
-        "postscale_factor=None: expected a number",
+    "scale of nothing": wrong("postscale_factor=None: expected a number", "allreduce", [2], postscale_factor=None),
+    "scale in words": wrong("postscale_factor='0.5': expected a number", "reducescatter", [2], postscale_factor="0.5"),
+    "scale of several": wrong(
+        "prescale_factor=.*1.*: expected a number", "allreduce", [2], prescale_factor=lambda hvd, f: ones(f, 2)
     ),
-    "scale in words": (
-        "reducescatter",
-        lambda hvd, f: hvd.reducescatter(ones(f, 2), postscale_factor="0.5", name="scale in words"),
-        ValueError,
-        "postscale_factor='0.5': expected a number",
-    ),
-    "scale of several": (
-        "allreduce",
-        lambda hvd, f: hvd.allreduce(ones(f, 2), prescale_factor=ones(f, 2), name="scale of several"),
-        ValueError,
-        "prescale_factor=.*1.*: expected a number",
-    ),
-    "splits of nothing": (
-        "alltoall",
-        lambda hvd, f: hvd.alltoall(ones(f, 1), object(), name="splits of nothing"),
-        Exception,
+    "splits of nothing": wrong(
         "splits: expected an? [a-z.]+(Tensor|NDArray|Array).* got object|splits: dtype object|splits=<object object",
+        "alltoall",
+        [1],
+        kind=Exception,
+        splits=lambda hvd, f: object(),
     ),
-    "compression": (
-        "allreduce",
-        lambda hvd, f: hvd.allreduce(ones(f, 2), compression="fp16", name="compression"),
-        ValueError,
+    "compression": wrong(
         r"compression='fp16': expected a class with compress and decompress\nhint: hvd.Compression.fp16\b",
+        "allreduce",
+        [2],
+        compression="fp16",
     ),
-    "compression of a group": (
-        "grouped_allreduce",
-        lambda hvd, f: hvd.grouped_allreduce([ones(f, 2)], compression=None, name="compression of a group"),
-        ValueError,
-        NO_COMPRESSOR,
-    ),
-    "scattered compression": (
-        "reducescatter",
-        lambda hvd, f: hvd.reducescatter(ones(f, 2), compression=3, name="scattered compression"),
-        ValueError,
-        NO_COMPRESSOR,
-    ),
-    "scattered group": (
-        "grouped_reducescatter",
-        lambda hvd, f: hvd.grouped_reducescatter([ones(f, 2)], compression=3, name="scattered group"),
-        ValueError,
-        NO_COMPRESSOR,
-    ),
+    "compression of a group": wrong(NO_COMPRESSOR, "grouped_allreduce", [2], compression=None),
+    "scattered compression": wrong(NO_COMPRESSOR, "reducescatter", [2], compression=3),
+    "scattered group": wrong(NO_COMPRESSOR, "grouped_reducescatter", [2], compression=3),
 }
 
 
@@ -149,9 +84,7 @@ class BrokenCompressor:
 def test_the_others_do_not_wait_for_a_compressor_that_raises(
     worlds: WorldPool, framework: str, operation: str, named: bool
 ) -> None:
-    def run(framework_name: str) -> str:
-        framework = frameworks.load(framework_name)
-        hvd = framework.hvd
+    def run(framework: Any, hvd: Any) -> str:
         broken = {"compression": BrokenCompressor} if hvd.rank() == 1 else {}
         tensor = ones(framework, 2)
         given = [tensor] if operation.startswith("grouped") else tensor
@@ -166,7 +99,7 @@ def test_the_others_do_not_wait_for_a_compressor_that_raises(
         works_afterwards(framework)
         return text
 
-    peer, own = worlds(2).run(run, framework)
+    peer, own = worlds(2).run(loaded(run), framework)
     assert own.endswith("there is no codebook") and "rank" not in own
     assert "rank 1" in peer and "there is no codebook" in peer, peer
 
@@ -174,11 +107,7 @@ def test_the_others_do_not_wait_for_a_compressor_that_raises(
 def test_a_number_may_come_as_an_array_of_one(worlds: WorldPool, framework: str) -> None:
     """It has no hash either, and is no mistake."""
 
-    def run(framework_name: str) -> list[list[float]]:
-        import numpy as np
-
-        framework = frameworks.load(framework_name)
-        hvd = framework.hvd
+    def run(framework: Any, hvd: Any) -> list[list[float]]:
         results = []
         for _ in range(3):  # a call that is known is looked up
             mine = framework.tensor(np.full(2, hvd.rank(), np.float32))
@@ -186,4 +115,4 @@ def test_a_number_may_come_as_an_array_of_one(worlds: WorldPool, framework: str)
             results.append(framework.array(hvd.allreduce(mine, op=np.array(hvd.Sum), name="op in an array")).tolist())
         return results
 
-    assert worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(run, framework) == [[[1.0, 1.0]] * 6] * 2
+    assert worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(loaded(run), framework) == [[[1.0, 1.0]] * 6] * 2

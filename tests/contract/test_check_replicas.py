@@ -3,18 +3,25 @@
 
 from __future__ import annotations
 
+import struct
+import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 from support.frameworks import TENSORFLOW_ENV
 from support.world import WorldPool
+
+from horovod.core.exceptions import HorovodInternalError
+
+torch = pytest.importorskip("torch", reason="not run: torch is not installed")
+
+import horovod.torch as hvd
 
 SHM = {"HOROVOD_TRANSPORT": "shm"}
 
 
 def text_of(check: Any, *arguments: Any, **keywords: Any) -> str:
-    from horovod.core.exceptions import HorovodInternalError
-
     try:
         check(*arguments, **keywords)
     except HorovodInternalError as error:
@@ -24,12 +31,6 @@ def text_of(check: Any, *arguments: Any, **keywords: Any) -> str:
 
 def test_one_bit_of_any_dtype_is_found_and_the_odd_rank_is_named(worlds: WorldPool) -> None:
     def run() -> dict[str, str]:
-        import struct
-
-        import torch
-
-        import horovod.torch as hvd
-
         hvd.init()
         said = {}
         floats = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.float8_e5m2]
@@ -63,10 +64,6 @@ def test_one_bit_of_any_dtype_is_found_and_the_odd_rank_is_named(worlds: WorldPo
 
 def test_structures_sets_and_ties_are_told_apart(worlds: WorldPool) -> None:
     def run() -> list[str]:
-        import torch
-
-        import horovod.torch as hvd
-
         hvd.init()
         rank = hvd.rank()
         one, two = torch.ones(2), torch.full((2,), float(rank))
@@ -108,12 +105,6 @@ def test_structures_sets_and_ties_are_told_apart(worlds: WorldPool) -> None:
 
 def training(steps: int) -> Any:
     def run() -> list[str]:
-        import warnings
-
-        import torch
-
-        import horovod.torch as hvd
-
         hvd.init()
         torch.manual_seed(0)
         net = torch.nn.Linear(200, 200)
@@ -185,7 +176,6 @@ def test_jax_names_the_leaf_of_parameters_and_of_the_state(worlds: WorldPool) ->
 def test_tensorflow_and_keras_compare_models_and_their_optimizers(worlds: WorldPool) -> None:
     def run() -> list[str]:
         import keras
-        import numpy as np
         import tensorflow as tf
 
         import horovod.keras

@@ -9,146 +9,103 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import frameworks
-from support.frameworks import NAMES
+from support.frameworks import loaded
 from support.world import World, WorldPool
 
 WORLDS = [(2, "shm"), (3, "tcp"), (4, "shm"), (4, "2+2"), (4, "3+1")]
-
-
-@pytest.fixture(params=NAMES)
-def framework(request: pytest.FixtureRequest) -> str:
-    if why := frameworks.missing(request.param):
-        pytest.skip(why)
-    return str(request.param)
 
 
 def ones(framework: Any, *shape: int, dtype: Any = np.float32) -> Any:
     return framework.tensor(np.ones(shape, dtype))
 
 
+Call = Callable[[Any, Any, str], Any]  # of a framework's package, the framework, and a name
+
+
+def call(operation: str, *tensors: Any, dtype: Any = np.float32, **options: Any) -> Call:
+    """A call with tensors of ones, given by their shapes, or with what functions of the framework give."""
+
+    def made(hvd: Any, framework: Any, name: str) -> Any:
+        given = [ones(framework, *one, dtype=dtype) if isinstance(one, list) else one(framework) for one in tensors]
+        more = {key: value(hvd, framework) if callable(value) else value for key, value in options.items()}
+        if isinstance(more.get("op"), str):
+            more["op"] = getattr(hvd, more["op"])
+        if name:
+            more["name"] = name
+        return getattr(hvd, operation)(*([given] if operation.startswith("grouped") else given), **more)
+
+    return made
+
+
+SAME = "hint: all ranks must give the same"
+CALLS = "hint: all ranks must make the same calls in the same order"
+
 # name: (what rank 1 calls, what the others call, what the text must hold); one name on all ranks
-DISAGREEMENTS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any], list[str]]] = {
-    "shape": (
-        lambda hvd, f: hvd.allreduce(ones(f, 4), name="shape"),
-        lambda hvd, f: hvd.allreduce(ones(f, 3), name="shape"),
-        ["shape", "[4]", "[3]", "hint: all ranks must give the same shape"],
-    ),
-    "dimensions": (
-        lambda hvd, f: hvd.allreduce(ones(f, 2, 2), name="dimensions"),
-        lambda hvd, f: hvd.allreduce(ones(f, 4), name="dimensions"),
-        ["shape", "[2, 2]", "[4]"],
-    ),
+DISAGREEMENTS: dict[str, tuple[Call, Call, list[str]]] = {
+    "shape": (call("allreduce", [4]), call("allreduce", [3]), ["[4]", "[3]", f"{SAME} shape"]),
+    "dimensions": (call("allreduce", [2, 2]), call("allreduce", [4]), ["shape", "[2, 2]", "[4]"]),
     "dtype": (
-        lambda hvd, f: hvd.allreduce(ones(f, 3, dtype=np.float64), name="dtype"),
-        lambda hvd, f: hvd.allreduce(ones(f, 3), name="dtype"),
-        ["dtype", "float64", "float32", "hint: all ranks must give the same dtype"],
+        call("allreduce", [3], dtype=np.float64),
+        call("allreduce", [3]),
+        ["float64", "float32", f"{SAME} dtype"],
     ),
-    "op": (
-        lambda hvd, f: hvd.allreduce(ones(f, 3), name="op", op=hvd.Sum),
-        lambda hvd, f: hvd.allreduce(ones(f, 3), name="op", op=hvd.Max),
-        ["Sum", "Max", "hint: all ranks must give the same argument"],
-    ),
+    "op": (call("allreduce", [3], op="Sum"), call("allreduce", [3], op="Max"), ["Sum", "Max", f"{SAME} argument"]),
     "scale": (
-        lambda hvd, f: hvd.allreduce(ones(f, 3), name="scale", prescale_factor=0.5),
-        lambda hvd, f: hvd.allreduce(ones(f, 3), name="scale", prescale_factor=0.25),
+        call("allreduce", [3], prescale_factor=0.5),
+        call("allreduce", [3], prescale_factor=0.25),
         ["0.5", "0.25"],
     ),
-    "root": (
-        lambda hvd, f: hvd.broadcast(ones(f, 3), 1, name="root"),
-        lambda hvd, f: hvd.broadcast(ones(f, 3), 0, name="root"),
-        ["root", "0", "1", "hint: all ranks must give the same argument"],
-    ),
-    "columns": (
-        lambda hvd, f: hvd.allgather(ones(f, 2, 4), name="columns"),
-        lambda hvd, f: hvd.allgather(ones(f, 2, 3), name="columns"),
-        ["shape", "4", "3"],
-    ),
-    "group": (
-        lambda hvd, f: hvd.grouped_allreduce([ones(f, 3)], name="group"),
-        lambda hvd, f: hvd.grouped_allreduce([ones(f, 3), ones(f, 3)], name="group"),
-        ["1", "2", "hint: all ranks must give the same list"],
-    ),
-    "group member": (
-        lambda hvd, f: hvd.grouped_allreduce([ones(f, 3), ones(f, 5)], name="group member"),
-        lambda hvd, f: hvd.grouped_allreduce([ones(f, 3), ones(f, 3)], name="group member"),
-        ["shape", "[5]", "[3]"],
-    ),
-    "alltoall columns": (
-        lambda hvd, f: hvd.alltoall(ones(f, hvd.size(), 4), name="alltoall columns"),
-        lambda hvd, f: hvd.alltoall(ones(f, 2 * hvd.size(), 3), name="alltoall columns"),
-        ["shape", "[any, 4]", "[any, 3]"],
-    ),
+    "root": (call("broadcast", [3], root_rank=1), call("broadcast", [3], root_rank=0), ["0", "1", f"{SAME} argument"]),
+    "columns": (call("allgather", [2, 4]), call("allgather", [2, 3]), ["shape", "4", "3"]),
+    "group": (call("grouped_allreduce", [3]), call("grouped_allreduce", [3], [3]), ["1", "2", f"{SAME} list"]),
+    "group member": (call("grouped_allreduce", [3], [5]), call("grouped_allreduce", [3], [3]), ["shape", "[5]", "[3]"]),
+    "alltoall columns": (call("alltoall", [12, 4]), call("alltoall", [24, 3]), ["shape", "[any, 4]", "[any, 3]"]),
     "alltoall dtype": (
-        lambda hvd, f: hvd.alltoall(ones(f, hvd.size(), dtype=np.float64), name="alltoall dtype"),
-        lambda hvd, f: hvd.alltoall(ones(f, hvd.size()), name="alltoall dtype"),
+        call("alltoall", [12], dtype=np.float64),
+        call("alltoall", [12]),
         ["dtype", "float64", "float32"],
     ),
-    "scattered shape": (
-        lambda hvd, f: hvd.reducescatter(ones(f, 5, 2), name="scattered shape"),
-        lambda hvd, f: hvd.reducescatter(ones(f, 4, 2), name="scattered shape"),
-        ["shape", "[5, 2]", "[4, 2]"],
-    ),
+    "scattered shape": (call("reducescatter", [5, 2]), call("reducescatter", [4, 2]), ["shape", "[5, 2]", "[4, 2]"]),
     "scattered op": (
-        lambda hvd, f: hvd.reducescatter(ones(f, 4), name="scattered op", op=hvd.Sum),
-        lambda hvd, f: hvd.reducescatter(ones(f, 4), name="scattered op", op=hvd.Average),
+        call("reducescatter", [4], op="Sum"),
+        call("reducescatter", [4], op="Average"),
         ["Sum", "Average"],
     ),
     "scattered scale": (
-        lambda hvd, f: hvd.reducescatter(ones(f, 4), name="scattered scale", postscale_factor=0.5),
-        lambda hvd, f: hvd.reducescatter(ones(f, 4), name="scattered scale", postscale_factor=0.25),
+        call("reducescatter", [4], postscale_factor=0.5),
+        call("reducescatter", [4], postscale_factor=0.25),
         ["postscale", "0.5", "0.25"],
     ),
     "gathered member": (
-        lambda hvd, f: hvd.grouped_allgather([ones(f, 3), ones(f, 1, 5)], name="gathered member"),
-        lambda hvd, f: hvd.grouped_allgather([ones(f, 2), ones(f, 2, 3)], name="gathered member"),
+        call("grouped_allgather", [3], [1, 5]),
+        call("grouped_allgather", [2], [2, 3]),
         ["shape of tensor 2", "[any, 5]", "[any, 3]"],
     ),
     "scattered member": (
-        lambda hvd, f: hvd.grouped_reducescatter([ones(f, 3), ones(f, 5)], name="scattered member"),
-        lambda hvd, f: hvd.grouped_reducescatter([ones(f, 3), ones(f, 3)], name="scattered member"),
+        call("grouped_reducescatter", [3], [5]),
+        call("grouped_reducescatter", [3], [3]),
         ["shape of tensor 2", "[5]", "[3]"],
     ),
     "two members": (
-        lambda hvd, f: hvd.grouped_allreduce([ones(f, 3), ones(f, 5), ones(f, 6)], name="two members"),
-        lambda hvd, f: hvd.grouped_allreduce([ones(f, 3), ones(f, 3), ones(f, 3)], name="two members"),
+        call("grouped_allreduce", [3], [5], [6]),
+        call("grouped_allreduce", [3], [3], [3]),
         ["shape of tensor 2", "[5]", "[3]"],  # the first of them
     ),
     "two reasons": (
-        lambda hvd, f: hvd.grouped_allreduce([ones(f, 5), ones(f, 3, dtype=np.int32)], name="two reasons"),
-        lambda hvd, f: hvd.grouped_allreduce([ones(f, 3), ones(f, 3)], name="two reasons"),
+        call("grouped_allreduce", [5], lambda f: ones(f, 3, dtype=np.int32)),
+        call("grouped_allreduce", [3], [3]),
         ["shape of tensor 1", "[5]", "[3]"],
     ),
-    "postscale": (
-        lambda hvd, f: hvd.allreduce(ones(f, 3), name="postscale", postscale_factor=0.5),
-        lambda hvd, f: hvd.allreduce(ones(f, 3), name="postscale"),
-        ["postscale", "0.5", "1"],
-    ),
-    "zero-dimensional": (
-        lambda hvd, f: hvd.allreduce(ones(f), name="zero-dimensional"),
-        lambda hvd, f: hvd.allreduce(ones(f, 1), name="zero-dimensional"),
-        ["shape", "[]", "[1]"],
-    ),
-    "gathered dimensions": (
-        lambda hvd, f: hvd.allgather(ones(f, 2, 3), name="gathered dimensions"),
-        lambda hvd, f: hvd.allgather(ones(f, 2), name="gathered dimensions"),
-        ["shape", "[any, 3]", "[any]"],
-    ),
+    "postscale": (call("allreduce", [3], postscale_factor=0.5), call("allreduce", [3]), ["postscale", "0.5", "1"]),
+    "zero-dimensional": (call("allreduce", []), call("allreduce", [1]), ["shape", "[]", "[1]"]),
+    "gathered dimensions": (call("allgather", [2, 3]), call("allgather", [2]), ["shape", "[any, 3]", "[any]"]),
     "broadcast shape": (
-        lambda hvd, f: hvd.broadcast(ones(f, 2), 0, name="broadcast shape"),
-        lambda hvd, f: hvd.broadcast(ones(f, 3), 0, name="broadcast shape"),
+        call("broadcast", [2], root_rank=0),
+        call("broadcast", [3], root_rank=0),
         ["shape", "[2]", "[3]"],
     ),
-    "unnamed": (
-        lambda hvd, f: hvd.allreduce(ones(f, 4)),
-        lambda hvd, f: hvd.allreduce(ones(f, 3)),
-        ["shape", "[4]", "[3]"],
-    ),
-    "kind": (
-        lambda hvd, f: hvd.allgather(ones(f, 3)),
-        lambda hvd, f: hvd.barrier(),
-        ["allgather", "barrier", "about unnamed barrier", "hint: all ranks must make the same calls in the same order"],
-    ),
+    "unnamed": (call("allreduce", [4]), call("allreduce", [3]), ["shape", "[4]", "[3]"]),
+    "kind": (call("allgather", [3]), call("barrier"), ["allgather", "barrier", "about unnamed barrier", CALLS]),
 }
 
 
@@ -166,150 +123,116 @@ def test_every_rank_is_told_who_disagrees_about_what(
 ) -> None:
     rank_1, others, expected = DISAGREEMENTS[case]
 
-    def run(framework_name: str, call: Callable[[Any, Any], Any]) -> str:
-        framework = frameworks.load(framework_name)
+    name = "" if case in ("unnamed", "kind") else case
+
+    def run(framework: Any, hvd: Any, call: Call) -> str:
         texts = []
         for _ in range(2):  # the second time it is a known name that changes
             try:
-                call(framework.hvd, framework)
+                call(hvd, framework, name)
                 texts.append("no error")
-            except framework.hvd.HorovodInternalError as error:
+            except hvd.HorovodInternalError as error:
                 assert type(error).__name__ == framework.mismatch
                 texts.append(framework.text(error))
             works_afterwards(framework)
-        assert texts[0] == texts[1] or case in ("unnamed", "kind"), texts
+        assert texts[0] == texts[1] or not name, texts
         return texts[0]
 
     calls = [(framework, rank_1 if rank == 1 else others) for rank in range(size)]
-    texts = worlds(size, {"HOROVOD_TRANSPORT": transport}).run(run, per_rank=calls)
+    texts = worlds(size, {"HOROVOD_TRANSPORT": transport}).run(loaded(run), per_rank=calls)
     assert len(set(texts)) == 1, texts
-    for part in ["rank 1", "expected", "got", *expected, *([] if case in ("unnamed", "kind") else [case])]:
+    for part in ["rank 1", "expected", "got", *expected, name]:
         assert part in texts[0], f"{part!r} is not in: {texts[0]}"
 
 
-# name: (a call that is wrong on this rank alone, its exception, what its text holds)
-LOCAL_ERRORS: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] = {
-    "unsupported": (
-        lambda hvd, f: hvd.allreduce(f.unsupported(), name="unsupported"),
-        ValueError,
-        "float8_e5m2.*expected.*float32",
+Wrong = tuple[str, Call, type[Exception], str]  # the operation, a wrong call of it, its exception, what its text holds
+
+
+def wrong(text: str, operation: str, *tensors: Any, kind: type[Exception] = ValueError, **options: Any) -> Wrong:
+    return operation, call(operation, *tensors, **options), kind, text
+
+
+def unsupported(framework: Any) -> Any:
+    return framework.unsupported()
+
+
+# By name: calls that are wrong on one rank alone.
+LOCAL_ERRORS: dict[str, Wrong] = {
+    "unsupported": wrong("float8_e5m2.*expected.*float32", "allreduce", unsupported),
+    "no tensor": ("broadcast", lambda hvd, f, name: hvd.broadcast_("text", 0, name=name), TypeError, "got str"),
+    "root": wrong("root_rank=99: expected 0 to", "broadcast", [2], root_rank=99),
+    "negative root": wrong("root_rank=-1", "broadcast", [2], root_rank=-1),
+    "op": wrong("op=17: expected one of", "allreduce", [2], op=17),
+    "adasum": wrong("for floating-point tensors, got int32", "allreduce", [2], dtype=np.int32, op="Adasum"),
+    "both": wrong("both op=Sum and average=True", "allreduce", [2], average=True, op="Sum"),
+    "bool sum": wrong("bool.*got op=Sum", "allreduce", [2], dtype=np.bool_, op="Sum"),
+    "bool average": wrong("bool.*got op=Average", "allreduce", [2], dtype=np.bool_),
+    "bits of floats": wrong("op=BitOr is for integers and bool, got float32", "allreduce", [2], op="BitOr"),
+    "scaled bits": wrong(
+        "op=BitXor cannot be scaled.*postscale_factor=0.5", "reducescatter", [2], op="BitXor", postscale_factor=0.5
     ),
-    "no tensor": (lambda hvd, f: hvd.broadcast_("text", 0, name="no tensor"), TypeError, "got str"),
-    "root": (lambda hvd, f: hvd.broadcast(ones(f, 2), 99, name="root"), ValueError, "root_rank=99: expected 0 to"),
-    "negative root": (lambda hvd, f: hvd.broadcast(ones(f, 2), -1, name="negative root"), ValueError, "root_rank=-1"),
-    "op": (lambda hvd, f: hvd.allreduce(ones(f, 2), op=17, name="op"), ValueError, "op=17: expected one of"),
-    "adasum": (
-        lambda hvd, f: hvd.allreduce(ones(f, 2, dtype=np.int32), op=hvd.Adasum, name="adasum"),
-        ValueError,
-        "Adasum is for floating-point tensors, got int32",
-    ),
-    "both": (
-        lambda hvd, f: hvd.allreduce(ones(f, 2), average=True, op=hvd.Sum, name="both"),
-        ValueError,
-        "both op=Sum and average=True",
-    ),
-    "bool sum": (
-        lambda hvd, f: hvd.allreduce(ones(f, 2, dtype=np.bool_), op=hvd.Sum, name="bool sum"),
-        ValueError,
-        "bool.*got op=Sum",
-    ),
-    "bool average": (
-        lambda hvd, f: hvd.allreduce(ones(f, 2, dtype=np.bool_), name="bool average"),
-        ValueError,
-        "bool.*got op=Average",
-    ),
-    "bits of floats": (
-        lambda hvd, f: hvd.allreduce(ones(f, 2), op=hvd.BitOr, name="bits of floats"),
-        ValueError,
-        "op=BitOr is for integers and bool, got float32",
-    ),
-    "scaled bits": (
-        lambda hvd, f: hvd.reducescatter(ones(f, 2), op=hvd.BitXor, postscale_factor=0.5, name="scaled bits"),
-        ValueError,
-        "op=BitXor cannot be scaled.*postscale_factor=0.5",
-    ),
-    "scalar": (lambda hvd, f: hvd.allgather(ones(f), name="scalar"), ValueError, "0-d"),
-    "empty group": (lambda hvd, f: hvd.grouped_allreduce([], name="empty group"), ValueError, "empty list"),
-    "no list": (lambda hvd, f: hvd.grouped_allreduce_async(3, name="no list"), TypeError, "takes a list"),
-    "too many splits": (
-        lambda hvd, f: hvd.alltoall(ones(f, 9), [1] * 9, name="too many splits"),
-        ValueError,
-        "expected one split for each of . members, got 9",
-    ),
-    "splits beyond": (
-        lambda hvd, f: hvd.alltoall(ones(f, 1), [2] * hvd.size(), name="splits beyond"),
-        ValueError,
-        "at most the 1 rows there are",
-    ),
-    "negative split": (
-        lambda hvd, f: hvd.alltoall(
-            ones(f, 1), [3] * (hvd.size() > 1) + [-1] * max(1, hvd.size() - 1), name="negative split"
-        ),
-        ValueError,
-        "zero or more rows, got -1",
-    ),
-    "splits 2-d": (
-        lambda hvd, f: hvd.alltoall(ones(f, 1), f.tensor(np.zeros((1, 1), np.int32)), name="splits 2-d"),
-        ValueError,
-        r"one-dimensional.*tensor, got.* shape \[1, 1\]",
-    ),
-    "splits dtype": (
-        lambda hvd, f: hvd.alltoall(ones(f, 1), f.tensor(np.zeros(hvd.size(), np.int8)), name="splits dtype"),
-        ValueError,
-        "int32 or int64 tensor, got int8",
-    ),
-    "splits of floats": (
-        lambda hvd, f: hvd.alltoall(ones(f, 1), [0.5] * hvd.size(), name="splits of floats"),
+    "scalar": wrong("0-d", "allgather", []),
+    "empty group": wrong("empty list", "grouped_allreduce"),
+    "no list": (
+        "grouped_allreduce",
+        lambda hvd, f, name: hvd.grouped_allreduce_async(3, name=name),
         TypeError,
+        "takes a list",
+    ),
+    "too many splits": wrong("expected one split for each of . members, got 9", "alltoall", [9], splits=[1] * 9),
+    "splits beyond": wrong("at most the 1 rows there are", "alltoall", [1], splits=lambda hvd, f: [2] * hvd.size()),
+    "negative split": wrong(
+        "zero or more rows, got -1",
+        "alltoall",
+        [1],
+        splits=lambda hvd, f: [3] * (hvd.size() > 1) + [-1] * max(1, hvd.size() - 1),
+    ),
+    "splits 2-d": wrong(
+        r"one-dimensional.*tensor, got.* shape \[1, 1\]",
+        "alltoall",
+        [1],
+        splits=lambda hvd, f: f.tensor(np.zeros((1, 1), np.int32)),
+    ),
+    "splits dtype": wrong(
+        "int32 or int64 tensor, got int8",
+        "alltoall",
+        [1],
+        splits=lambda hvd, f: f.tensor(np.zeros(hvd.size(), np.int8)),
+    ),
+    "splits of floats": wrong(
         r"splits=\[0.5.*expected a list of ints|splits: expected integers, got float32",
+        "alltoall",
+        [1],
+        kind=TypeError,
+        splits=lambda hvd, f: [0.5] * hvd.size(),
     ),
-    "alltoall scalar": (lambda hvd, f: hvd.alltoall(ones(f), name="alltoall scalar"), ValueError, "0-d"),
-    "scattered scalar": (lambda hvd, f: hvd.reducescatter(ones(f), name="scattered scalar"), ValueError, "0-d"),
-    "scattered adasum": (
-        lambda hvd, f: hvd.reducescatter(ones(f, 2), op=hvd.Adasum, name="scattered adasum"),
-        NotImplementedError,
-        "Adasum",
+    "alltoall scalar": wrong("0-d", "alltoall", []),
+    "scattered scalar": wrong("0-d", "reducescatter", []),
+    "scattered adasum": wrong("Adasum", "reducescatter", [2], kind=NotImplementedError, op="Adasum"),
+    "scattered bool": wrong("bool.*got op=Sum", "reducescatter", [2], dtype=np.bool_, op="Sum"),
+    "gathered list": wrong("empty list", "grouped_allgather"),
+    "scattered list": (
+        "grouped_reducescatter",
+        lambda hvd, f, name: hvd.grouped_reducescatter(3, name=name),
+        TypeError,
+        "takes a list",
     ),
-    "scattered bool": (
-        lambda hvd, f: hvd.reducescatter(ones(f, 2, dtype=np.bool_), op=hvd.Sum, name="scattered bool"),
-        ValueError,
-        "bool.*got op=Sum",
+    "reduced list": (
+        "grouped_allreduce",
+        lambda hvd, f, name: hvd.grouped_allreduce(3, name=name),
+        TypeError,
+        "takes a list",
     ),
-    "gathered list": (lambda hvd, f: hvd.grouped_allgather([], name="gathered list"), ValueError, "empty list"),
-    "scattered list": (lambda hvd, f: hvd.grouped_reducescatter(3, name="scattered list"), TypeError, "takes a list"),
-    "reduced list": (lambda hvd, f: hvd.grouped_allreduce(3, name="reduced list"), TypeError, "takes a list"),
-    "scale": (
-        lambda hvd, f: hvd.allreduce(ones(f, 2), prescale_factor="big", name="scale"),
-        ValueError,
-        "prescale_factor='big': expected a number",
+    "scale": wrong("prescale_factor='big': expected a number", "allreduce", [2], prescale_factor="big"),
+    "scale not-a-number": wrong(
+        "postscale_factor=nan: expected a number", "allreduce", [2], postscale_factor=float("nan")
     ),
-    "scale not-a-number": (
-        lambda hvd, f: hvd.allreduce(ones(f, 2), postscale_factor=float("nan"), name="scale not-a-number"),
-        ValueError,
-        "postscale_factor=nan: expected a number",
-    ),
-    "root of truth": (
-        lambda hvd, f: hvd.broadcast(ones(f, 2), False, name="root of truth"),
-        ValueError,
-        "root_rank=False: expected the number of a rank",
-    ),
-    "group of nothing": (
-        lambda hvd, f: hvd.grouped_allreduce([ones(f, 2), f.unsupported()], name="group of nothing"),
-        ValueError,
-        "float8_e5m2",
-    ),
-    "dimensions": (
-        lambda hvd, f: hvd.allreduce(ones(f, *[1] * 17), name="dimensions"),
-        ValueError,
-        "at most 16 dimensions, got 17",
-    ),
-    "5": (lambda hvd, f: hvd.allreduce(ones(f, 2), name=5), TypeError, "name: expected a str, got int"),
-    "nul": (lambda hvd, f: hvd.allreduce(ones(f, 2), name="nul\0x"), ValueError, "cannot hold a NUL"),
-    "process set": (
-        lambda hvd, f: hvd.allreduce(ones(f, 2), process_set=hvd.ProcessSet([0]), name="process set"),
-        ValueError,
-        "is not registered",
-    ),
+    "root of truth": wrong("root_rank=False: expected the number of a rank", "broadcast", [2], root_rank=False),
+    "group of nothing": wrong("float8_e5m2", "grouped_allreduce", [2], unsupported),
+    "dimensions": wrong("at most 16 dimensions, got 17", "allreduce", [1] * 17),
+    "5": ("allreduce", lambda hvd, f, _: hvd.allreduce(ones(f, 2), name=5), TypeError, "name: expected a str, got int"),
+    "nul": ("allreduce", lambda hvd, f, _: hvd.allreduce(ones(f, 2), name="nul\0x"), ValueError, "cannot hold a NUL"),
+    "process set": wrong("is not registered", "allreduce", [2], process_set=lambda hvd, f: hvd.ProcessSet([0])),
 }
 
 
@@ -318,37 +241,20 @@ LOCAL_ERRORS: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] 
 def test_a_call_that_is_wrong_on_one_rank_fails_there_and_the_others_do_not_wait(
     worlds: WorldPool, framework: str, size: int, transport: str, case: str
 ) -> None:
-    label = {"root of truth": "broadcast", "group of nothing": "grouped_allreduce"}
-    label |= {"no tensor": "broadcast", "root": "broadcast", "negative root": "broadcast", "scalar": "allgather"}
-    label |= {"empty group": "grouped_allreduce", "no list": "grouped_allreduce", "reduced list": "grouped_allreduce"}
-    label |= dict.fromkeys(
-        ("too many splits", "splits beyond", "negative split", "splits 2-d", "splits dtype", "splits of floats"),
-        "alltoall",
-    )
-    label |= {"alltoall scalar": "alltoall", "gathered list": "grouped_allgather"}
-    label |= dict.fromkeys(("scattered scalar", "scattered adasum", "scattered bool", "scaled bits"), "reducescatter")
-    label |= {"scattered list": "grouped_reducescatter"}
-    wrong = (label.get(case, "allreduce"), *LOCAL_ERRORS[case])
-    check_that_the_others_are_told(worlds(size, {"HOROVOD_TRANSPORT": transport}), framework, case, wrong)
+    world = worlds(size, {"HOROVOD_TRANSPORT": transport})
+    check_that_the_others_are_told(world, framework, case, LOCAL_ERRORS[case])
 
 
-def check_that_the_others_are_told(
-    world: World, framework: str, case: str, wrong: tuple[str, Callable[[Any, Any], Any], type[Exception], str]
-) -> None:
-    """The last rank makes a wrong call, and the others the operation of that name, as it should be.
-
-    `wrong`: (the operation, the wrong call, its exception, what its text holds).
-    """
-    operation, call, kind, pattern = wrong
+def check_that_the_others_are_told(world: World, framework: str, case: str, wrong: Wrong) -> None:
+    """The last rank makes a wrong call, and the others the operation of that name, as it should be."""
+    operation, wrong_call, kind, pattern = wrong
     last = world.size - 1
 
-    def run(framework_name: str) -> str:
-        framework = frameworks.load(framework_name)
-        hvd = framework.hvd
+    def run(framework: Any, hvd: Any) -> str:
         wanted = (kind, *framework.wrong_here) if hvd.rank() == last else hvd.HorovodInternalError
         try:
             if hvd.rank() == last:
-                call(hvd, framework)
+                wrong_call(hvd, framework, case)
             else:
                 tensor = ones(framework, 2 * hvd.size())
                 arguments = (0,) if operation == "broadcast" else ()
@@ -363,7 +269,7 @@ def check_that_the_others_are_told(
         works_afterwards(framework)
         return text
 
-    texts = world.run(run, framework)
+    texts = world.run(loaded(run), framework)
     assert all(text.endswith("\nmore: horovodrun --explain refused") for text in texts[:last]), texts
     for rank, text in enumerate(texts):
         assert re.search(pattern, text, re.DOTALL), f"rank {rank}: {text}"
@@ -372,9 +278,7 @@ def check_that_the_others_are_told(
 
 
 def test_a_name_in_flight_is_refused_at_once_and_does_not_hurt_the_first(worlds: WorldPool, framework: str) -> None:
-    def run(framework_name: str) -> tuple[str, float]:
-        framework = frameworks.load(framework_name)
-        hvd = framework.hvd
+    def run(framework: Any, hvd: Any) -> tuple[str, float]:
         text = ""
         if hvd.rank() == 0:
             handle = hvd.allreduce_async(ones(framework, 3), name="twice", op=hvd.Sum)
@@ -389,15 +293,13 @@ def test_a_name_in_flight_is_refused_at_once_and_does_not_hurt_the_first(worlds:
         works_afterwards(framework)
         return text, result
 
-    outcomes = worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(run, framework)
+    outcomes = worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(loaded(run), framework)
     assert [result for _, result in outcomes] == [2.0, 2.0]
     assert "rank 0" in outcomes[0][0] and "`allreduce.twice`" in outcomes[0][0], outcomes
 
 
 def test_what_cannot_be_pickled_fails_on_all_ranks(worlds: WorldPool, framework: str) -> None:
-    def run(framework_name: str) -> str:
-        framework = frameworks.load(framework_name)
-        hvd = framework.hvd
+    def run(framework: Any, hvd: Any) -> str:
         value = (i for i in range(3))  # a generator has no pickle
         wanted = TypeError if hvd.rank() == 0 else hvd.HorovodInternalError
         try:
@@ -409,7 +311,7 @@ def test_what_cannot_be_pickled_fails_on_all_ranks(worlds: WorldPool, framework:
         works_afterwards(framework)
         return text
 
-    for text in worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(run, framework):
+    for text in worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(loaded(run), framework):
         assert "cannot pickle generator" in text and "rank 0" in text, text
 
 
@@ -417,9 +319,7 @@ NAMES_APART = [("line\nbreak", "line break"), ("💡", "💡💡"), ("", " "), (
 
 
 def test_names_may_hold_any_text(worlds: WorldPool, framework: str) -> None:
-    def run(framework_name: str, names: list[tuple[str, str]]) -> bool:
-        framework = frameworks.load(framework_name)
-        hvd = framework.hvd
+    def run(framework: Any, hvd: Any, names: list[tuple[str, str]]) -> bool:
         for pair in names:
             order = pair if hvd.rank() == 0 else pair[::-1]
             handles = {name: hvd.allreduce_async(ones(framework, len(name)), name=name, op=hvd.Sum) for name in order}
@@ -434,37 +334,33 @@ def test_names_may_hold_any_text(worlds: WorldPool, framework: str) -> None:
         works_afterwards(framework)
         return True
 
-    assert worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(run, framework, NAMES_APART) == [True, True]
+    assert worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(loaded(run), framework, NAMES_APART) == [True, True]
 
 
 def test_handles_that_are_unknown(worlds: WorldPool, framework: str) -> None:
-    def run(framework_name: str) -> bool:
-        hvd = frameworks.load(framework_name).hvd
+    def run(framework: Any, hvd: Any) -> bool:
         assert hvd.synchronize(10**9) is None
         with pytest.raises(ValueError, match="handle 1000000000 is unknown"):
             hvd.poll(10**9)
         return True
 
-    assert worlds(1).run(run, framework) == [True]
+    assert worlds(1).run(loaded(run), framework) == [True]
 
 
 def test_average_still_works_and_warns(worlds: WorldPool, framework: str) -> None:
-    def run(framework_name: str) -> list[float]:
-        framework = frameworks.load(framework_name)
-        hvd = framework.hvd
+    def run(framework: Any, hvd: Any) -> list[float]:
         results = []
         for average in (True, False):
             with pytest.warns(DeprecationWarning, match="average= is deprecated"):
                 results.append(float(framework.array(hvd.allreduce(ones(framework, 1), average))[0]))
         return results
 
-    assert worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(run, framework) == [[1.0, 2.0]] * 2
+    assert worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(loaded(run), framework) == [[1.0, 2.0]] * 2
 
 
 def test_an_operation_in_place_needs_memory_to_write_to(worlds: WorldPool, framework: str) -> None:
-    def run(framework_name: str) -> bool:
-        framework = frameworks.load(framework_name)
-        if framework_name == "core":
+    def run(framework: Any, hvd: Any) -> bool:
+        if hvd.__name__ == "horovod.core":
             tensor = np.ones(3)
             tensor.flags.writeable = False
             pattern = "read-only"
@@ -472,17 +368,15 @@ def test_an_operation_in_place_needs_memory_to_write_to(worlds: WorldPool, frame
             tensor = framework.tensor(np.ones(1)).expand(3)
             pattern = "expanded"
         with pytest.raises(ValueError, match=pattern):
-            framework.hvd.allreduce_(tensor, name="read-only")
+            hvd.allreduce_(tensor, name="read-only")
         works_afterwards(framework)
         return True
 
-    assert worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(run, framework) == [True] * 2
+    assert worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(loaded(run), framework) == [True] * 2
 
 
 def test_a_wrong_call_after_a_rank_has_left_says_what_is_wrong_and_no_more(framework: str) -> None:
-    def run(framework_name: str) -> str:
-        framework = frameworks.load(framework_name)
-        hvd = framework.hvd
+    def run(framework: Any, hvd: Any) -> str:
         if hvd.rank() == 0:
             hvd.shutdown()
             return ""
@@ -495,5 +389,5 @@ def test_a_wrong_call_after_a_rank_has_left_says_what_is_wrong_and_no_more(frame
         return str(caught.value)
 
     with World(2) as world:
-        _, text = world.run(run, framework)
+        _, text = world.run(loaded(run), framework)
     assert "could not be told" not in text

@@ -4,31 +4,24 @@
 from __future__ import annotations
 
 import re
+import tempfile
+import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support import frameworks
-from support.frameworks import NAMES
+from support.frameworks import loaded
 from support.world import WorldPool
 
 WORLDS = [(1, "auto"), (2, "shm"), (2, "tcp"), (3, "shm"), (4, "tcp"), (4, "2+2"), (4, "3+1")]
-
-
-@pytest.fixture(params=NAMES)
-def framework(request: pytest.FixtureRequest) -> str:
-    if why := frameworks.missing(request.param):
-        pytest.skip(why)
-    return str(request.param)
 
 
 @pytest.mark.parametrize(("size", "transport"), WORLDS)
 def test_every_allreduce_gets_zeros_from_who_has_joined(
     worlds: WorldPool, framework: str, size: int, transport: str
 ) -> None:
-    def run(framework_name: str) -> list[Any]:
-        framework = frameworks.load(framework_name)
-        hvd = framework.hvd
+    def run(framework: Any, hvd: Any) -> list[Any]:
         rank, size = hvd.rank(), hvd.size()
 
         def ones(*shape: int) -> Any:
@@ -61,16 +54,14 @@ def test_every_allreduce_gets_zeros_from_who_has_joined(
         seen += [first(hvd.allreduce(ones(2), name=name, op=hvd.Max)) == size for name in ("sum", None, None)]
         return [last, all(seen), type(last)]
 
-    assert worlds(size, {"HOROVOD_TRANSPORT": transport}).run(run, framework) == [[size - 1, True, int]] * size
+    assert worlds(size, {"HOROVOD_TRANSPORT": transport}).run(loaded(run), framework) == [[size - 1, True, int]] * size
 
 
 @pytest.mark.parametrize(("size", "transport"), [(2, "shm"), (3, "tcp"), (3, "2+1")])
 def test_what_needs_every_rank_fails_on_those_who_call_it(
     worlds: WorldPool, framework: str, size: int, transport: str
 ) -> None:
-    def run(framework_name: str) -> list[str]:
-        framework = frameworks.load(framework_name)
-        hvd = framework.hvd
+    def run(framework: Any, hvd: Any) -> list[str]:
         tensor = framework.tensor(np.ones((4 * hvd.size(), 2), np.float32))
         calls = {
             "allgather": lambda: hvd.allgather(tensor, name="x"),
@@ -98,7 +89,7 @@ def test_what_needs_every_rank_fails_on_those_who_call_it(
         return texts
 
     env = {"HOROVOD_TRANSPORT": transport, "HOROVOD_DYNAMIC_PROCESS_SETS": "1"}
-    *seen, of_joined = worlds(size, env).run(run, framework)
+    *seen, of_joined = worlds(size, env).run(loaded(run), framework)
     assert of_joined == []
     for texts in seen:
         assert len(texts) == 18
@@ -109,9 +100,7 @@ def test_what_needs_every_rank_fails_on_those_who_call_it(
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_sets_follow_the_same_rule(worlds: WorldPool, framework: str, transport: str) -> None:
-    def run(framework_name: str) -> list[float]:
-        framework = frameworks.load(framework_name)
-        hvd = framework.hvd
+    def run(framework: Any, hvd: Any) -> list[float]:
         pair, others = hvd.add_process_set([0, 1]), hvd.add_process_set([0, 2])
         one = framework.tensor(np.ones(2, np.float32))
         seen = []
@@ -128,16 +117,14 @@ def test_sets_follow_the_same_rule(worlds: WorldPool, framework: str, transport:
         return [float(value) for value in seen]
 
     env = {"HOROVOD_TRANSPORT": transport, "HOROVOD_DYNAMIC_PROCESS_SETS": "1"}
-    assert worlds(3, env).run(run, framework) == [[1.0, 2.0, 4.0, 6.0], [6.0], [2.0, 4.0, 6.0]]
+    assert worlds(3, env).run(loaded(run), framework) == [[1.0, 2.0, 4.0, 6.0], [6.0], [2.0, 4.0, 6.0]]
 
 
 @pytest.mark.parametrize(("size", "transport"), [(1, "auto"), (3, "shm"), (3, "tcp"), (3, "2+1")])
 def test_uneven_data_is_a_block_that_joins_at_its_end(
     worlds: WorldPool, framework: str, size: int, transport: str
 ) -> None:
-    def run(framework_name: str) -> list[Any]:
-        framework = frameworks.load(framework_name)
-        hvd = framework.hvd
+    def run(framework: Any, hvd: Any) -> list[Any]:
         seen: list[Any] = []
         for _ in range(3):
             with hvd.uneven_data() as data:
@@ -152,15 +139,11 @@ def test_uneven_data_is_a_block_that_joins_at_its_end(
             seen.append(data.last_rank)
         return seen
 
-    assert worlds(size, {"HOROVOD_TRANSPORT": transport}).run(run, framework) == [[0, 0, 0, None]] * size
+    assert worlds(size, {"HOROVOD_TRANSPORT": transport}).run(loaded(run), framework) == [[0, 0, 0, None]] * size
 
 
 def test_join_before_init_and_while_joined_are_errors(worlds: WorldPool, framework: str) -> None:
-    def run(framework_name: str) -> list[str]:
-        import threading
-
-        framework = frameworks.load(framework_name)
-        hvd = framework.hvd
+    def run(framework: Any, hvd: Any) -> list[str]:
         texts = []
         if hvd.rank() == 0:
             last: list[int] = []
@@ -185,10 +168,7 @@ def test_join_before_init_and_while_joined_are_errors(worlds: WorldPool, framewo
             assert hvd.join() == 1
         return texts
 
-    import tempfile
-    from pathlib import Path
-
     with tempfile.TemporaryDirectory() as folder:
         hvd_peer_may_join = Path(folder) / "go"
-        first, _ = worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(run, framework)
+        first, _ = worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(loaded(run), framework)
     assert len(first) == 2 and all(re.search("rank 0.*has joined", text, re.DOTALL) for text in first), first

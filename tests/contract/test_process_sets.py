@@ -11,17 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 from support import frameworks
-from support.frameworks import NAMES
+from support.frameworks import loaded
 from support.world import WorldPool
 
 WORLDS = [(3, "shm"), (4, "tcp"), (4, "2+2"), (4, "3+1")]
-
-
-@pytest.fixture(params=NAMES)
-def framework(request: pytest.FixtureRequest) -> str:
-    if why := frameworks.missing(request.param):
-        pytest.skip(why)
-    return str(request.param)
 
 
 def ones(framework: Any, *shape: int) -> Any:
@@ -38,9 +31,7 @@ def total(framework: Any, tensor: Any) -> float:
 
 @pytest.mark.parametrize(("size", "transport"), WORLDS)
 def test_a_set_knows_its_members(worlds: WorldPool, framework: str, size: int, transport: str) -> None:
-    def run(framework_name: str) -> bool:
-        framework = frameworks.load(framework_name)
-        hvd = framework.hvd
+    def run(framework: Any, hvd: Any) -> bool:
         world = hvd.global_process_set
         assert (world.process_set_id, world.size(), world.rank()) == (0, hvd.size(), hvd.rank())
         assert world.ranks == list(range(hvd.size())) and world.included()
@@ -70,14 +61,12 @@ def test_a_set_knows_its_members(worlds: WorldPool, framework: str, size: int, t
         assert hvd.remove_process_set(other) and hvd.remove_process_set(again)
         return True
 
-    assert worlds(size, dynamic(transport)).run(run, framework) == [True] * size
+    assert worlds(size, dynamic(transport)).run(loaded(run), framework) == [True] * size
 
 
 @pytest.mark.parametrize(("size", "transport"), WORLDS)
 def test_overlapping_sets_in_flight_at_once(worlds: WorldPool, framework: str, size: int, transport: str) -> None:
-    def run(framework_name: str) -> bool:
-        framework = frameworks.load(framework_name)
-        hvd = framework.hvd
+    def run(framework: Any, hvd: Any) -> bool:
         rank, size = hvd.rank(), hvd.size()
         sets = [hvd.add_process_set([r, (r + 1) % size]) for r in range(size)]  # a circle
         sets.append(hvd.global_process_set)
@@ -97,13 +86,12 @@ def test_overlapping_sets_in_flight_at_once(worlds: WorldPool, framework: str, s
             assert hvd.remove_process_set(process_set)
         return True
 
-    assert worlds(size, dynamic(transport)).run(run, framework) == [True] * size
+    assert worlds(size, dynamic(transport)).run(loaded(run), framework) == [True] * size
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_objects_travel_in_a_set(worlds: WorldPool, framework: str, transport: str) -> None:
-    def run(framework_name: str) -> bool:
-        hvd = frameworks.load(framework_name).hvd
+    def run(framework: Any, hvd: Any) -> bool:
         rank = hvd.rank()
         pair = hvd.add_process_set([0, 2])
         if pair.included():
@@ -112,7 +100,7 @@ def test_objects_travel_in_a_set(worlds: WorldPool, framework: str, transport: s
         assert hvd.allgather_object(rank) == [0, 1, 2]
         return hvd.remove_process_set(pair)
 
-    assert worlds(3, dynamic(transport)).run(run, framework) == [True] * 3
+    assert worlds(3, dynamic(transport)).run(loaded(run), framework) == [True] * 3
 
 
 # name: (what every rank calls; members of the set are ranks 0 and 2), exception, text
@@ -160,9 +148,7 @@ REFUSED: dict[str, tuple[Callable[[Any, Any, Any], Any], type[Exception], str]] 
 def test_what_is_refused_on_all_ranks(worlds: WorldPool, framework: str, transport: str, case: str) -> None:
     call, kind, pattern = REFUSED[case]
 
-    def run(framework_name: str) -> str:
-        framework = frameworks.load(framework_name)
-        hvd = framework.hvd
+    def run(framework: Any, hvd: Any) -> str:
         pair = hvd.add_process_set([0, 2])
         text = pattern
         if case != "root" or pair.included():
@@ -175,14 +161,12 @@ def test_what_is_refused_on_all_ranks(worlds: WorldPool, framework: str, transpo
         assert hvd.remove_process_set(pair)
         return text
 
-    for text in worlds(3, dynamic(transport)).run(run, framework):
+    for text in worlds(3, dynamic(transport)).run(loaded(run), framework):
         assert text == pattern or re.search(pattern, text), text
 
 
 def test_a_rank_that_is_no_member_is_refused_alone(worlds: WorldPool, framework: str) -> None:
-    def run(framework_name: str) -> bool:
-        framework = frameworks.load(framework_name)
-        hvd = framework.hvd
+    def run(framework: Any, hvd: Any) -> bool:
         pair = hvd.add_process_set([0, 2])
         calls: list[Callable[[], Any]] = [
             lambda: hvd.allreduce(ones(framework, 2), name="x", process_set=pair),
@@ -203,14 +187,12 @@ def test_a_rank_that_is_no_member_is_refused_alone(worlds: WorldPool, framework:
         assert total(framework, hvd.allreduce(ones(framework, 1), name="x", op=hvd.Sum)) == 3
         return hvd.remove_process_set(pair)
 
-    assert worlds(3, dynamic("shm")).run(run, framework) == [True] * 3
+    assert worlds(3, dynamic("shm")).run(loaded(run), framework) == [True] * 3
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_errors_in_a_set_reach_its_members(worlds: WorldPool, framework: str, transport: str) -> None:
-    def run(framework_name: str) -> list[str]:
-        framework = frameworks.load(framework_name)
-        hvd = framework.hvd
+    def run(framework: Any, hvd: Any) -> list[str]:
         pair = hvd.add_process_set([1, 2])
         texts = []
         if pair.included():
@@ -218,6 +200,8 @@ def test_errors_in_a_set_reach_its_members(worlds: WorldPool, framework: str, tr
                 with pytest.raises(hvd.HorovodInternalError) as caught:
                     hvd.allreduce(ones(framework, hvd.rank()), name="shape", process_set=pair)
                 texts.append(str(caught.value))
+                right = hvd.allreduce(ones(framework, 1), name="shape", op=hvd.Sum, process_set=pair)
+                assert total(framework, right) == 2
             with pytest.raises(ValueError if hvd.rank() == 2 else hvd.HorovodInternalError) as caught:
                 hvd.allreduce(ones(framework, 2), name="op", op=17 if hvd.rank() == 2 else hvd.Sum, process_set=pair)
             texts.append(str(caught.value))
@@ -225,7 +209,7 @@ def test_errors_in_a_set_reach_its_members(worlds: WorldPool, framework: str, tr
         assert hvd.remove_process_set(pair)
         return texts
 
-    outcomes = worlds(3, dynamic(transport)).run(run, framework)
+    outcomes = worlds(3, dynamic(transport)).run(loaded(run), framework)
     assert outcomes[0] == [] and outcomes[1][:2] == outcomes[2][:2]
     for text in outcomes[1][:2]:
         assert re.search(r"`allreduce.shape` of process set \d.*rank 2.*expected shape \[1\], got \[2\]", text), text
@@ -233,9 +217,7 @@ def test_errors_in_a_set_reach_its_members(worlds: WorldPool, framework: str, tr
 
 
 def test_ranks_that_disagree_about_a_set_are_told(worlds: WorldPool, framework: str) -> None:
-    def run(framework_name: str) -> list[str]:
-        framework = frameworks.load(framework_name)
-        hvd = framework.hvd
+    def run(framework: Any, hvd: Any) -> list[str]:
         texts = []
         with pytest.raises(hvd.HorovodInternalError) as caught:
             hvd.add_process_set([0, 1] if hvd.rank() == 1 else [0, 2])
@@ -256,7 +238,7 @@ def test_ranks_that_disagree_about_a_set_are_told(worlds: WorldPool, framework: 
         assert hvd.remove_process_set(pair)
         return texts
 
-    for texts in worlds(3, dynamic("shm")).run(run, framework):
+    for texts in worlds(3, dynamic("shm")).run(loaded(run), framework):
         assert "ranks of the set" in texts[0] and "rank 1" in texts[0]
         assert "rank 1" in texts[1] and "expected ranks from 0 to 2" in texts[1]
         assert "cannot be removed while `allreduce.late` is in flight in it on rank 2" in texts[2]
@@ -264,9 +246,7 @@ def test_ranks_that_disagree_about_a_set_are_told(worlds: WorldPool, framework: 
 
 @pytest.mark.parametrize(("size", "transport"), WORLDS)
 def test_sets_given_to_init(worlds: WorldPool, framework: str, size: int, transport: str) -> None:
-    def run(framework_name: str) -> bool:
-        framework = frameworks.load(framework_name)
-        hvd = framework.hvd
+    def run(framework: Any, hvd: Any) -> bool:
         sets = [hvd.ProcessSet([0, 2]), hvd.ProcessSet([1, 2])]
         for _ in range(2):
             hvd.shutdown()
@@ -301,7 +281,7 @@ def test_sets_given_to_init(worlds: WorldPool, framework: str, size: int, transp
         assert total(framework, hvd.allreduce(ones(framework, 1), op=hvd.Sum)) == hvd.size()
         return True
 
-    assert worlds(size, {"HOROVOD_TRANSPORT": transport}).run(run, framework) == [True] * size
+    assert worlds(size, {"HOROVOD_TRANSPORT": transport}).run(loaded(run), framework) == [True] * size
 
 
 @pytest.mark.thorough

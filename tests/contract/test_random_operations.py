@@ -9,6 +9,7 @@ THOROUGH=1 runs 300 examples of it (`make check-all`), otherwise 40.
 from __future__ import annotations
 
 import dataclasses
+import time
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from support import reference
 from support.world import WorldPool
 
+import horovod.core as hvd
 from horovod.core.native import OP_NAMES
 
 WORLDS = [(2, "shm"), (3, "shm"), (3, "tcp"), (4, "shm"), (4, "2+2"), (4, "3+1")]
@@ -135,10 +137,6 @@ def started(hvd: Any, step: Step, member: int, process_set: Any) -> int:
 
 def execute(program: list[Step], orders: list[int], pauses: list[float]) -> list[str]:
     """Runs in a rank; returns what came out wrong."""
-    import time
-
-    import horovod.core as hvd
-
     hvd.init()
     rank = hvd.rank()
     sets: dict[tuple[int, ...], Any] = {tuple(range(hvd.size())): hvd.global_process_set}

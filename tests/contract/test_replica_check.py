@@ -3,22 +3,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import linecache
+import sys
+import warnings
 from typing import Any
 
 import pytest
 from support.world import WorldPool
+
+from horovod.core.exceptions import MismatchError
+from horovod.core.process_sets import global_process_set
+from horovod.gradients.replica_check import ReplicaCheck, of_value
+
+torch = pytest.importorskip("torch", reason="not run: torch is not installed")
+
+import horovod.torch as hvd
 
 SHM = {"HOROVOD_TRANSPORT": "shm"}
 
 
 def test_what_differs_and_on_which_ranks_is_named(worlds: WorldPool) -> None:
     def run() -> list[str]:
-        import warnings
-
-        import horovod.core as hvd
-        from horovod.core.process_sets import global_process_set
-        from horovod.gradients.replica_check import ReplicaCheck, of_value
-
         hvd.init()
         rank = hvd.rank()
 
@@ -64,13 +71,6 @@ def test_what_differs_and_on_which_ranks_is_named(worlds: WorldPool) -> None:
 
 def training(every: str) -> Any:
     def run() -> list[str]:
-        import linecache
-        import warnings
-
-        import torch
-
-        import horovod.torch as hvd
-
         hvd.init()
         torch.manual_seed(hvd.rank())
         net = torch.nn.Linear(4, 1)
@@ -105,11 +105,6 @@ def test_pytorchs_optimizer_checks_its_first_step_and_more_if_asked(worlds: Worl
 
 def test_a_forgotten_broadcast_is_an_error_if_asked_and_a_rank_may_step_without_a_backward(worlds: WorldPool) -> None:
     def run() -> str:
-        import torch
-
-        import horovod.torch as hvd
-        from horovod.core.exceptions import MismatchError
-
         hvd.init()
         net = torch.nn.Linear(2, 1, bias=False)
         torch.nn.init.constant_(net.weight, float(hvd.rank()))
@@ -127,14 +122,6 @@ def test_a_forgotten_broadcast_is_an_error_if_asked_and_a_rank_may_step_without_
 
 def test_training_apart_is_told_at_the_end(worlds: WorldPool) -> None:
     def run() -> dict[str, str]:
-        import contextlib
-        import io
-        import sys
-
-        import torch
-
-        import horovod.torch as hvd
-
         net, scale = torch.nn.Linear(4, 3), torch.nn.Parameter(torch.ones(()))
         table = torch.nn.Embedding(9, 3, sparse=True)
 

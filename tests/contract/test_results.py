@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 from support import frameworks, reference
 from support.extent import THOROUGH
-from support.frameworks import NAMES, Array
+from support.frameworks import NAMES, Array, loaded
 from support.world import WorldPool
 
+import horovod.core as hvd
 from horovod.core.native import DTYPE_NAMES, OP_NAMES
 
 SHAPES: list[tuple[int, ...]] = [(), (0,), (1,), (5,), (3, 4), (2, 0, 3), (2, 3, 4), (70001,)]
@@ -295,9 +296,7 @@ def test_results_over_overlapping_sets_are_those_of_the_reference(
     if dtype == "bfloat16":
         pytest.importorskip("ml_dtypes", reason="not run: ml_dtypes is not installed")
 
-    def run(framework_name: str, dtype_name: str) -> list[str]:
-        framework = frameworks.load(framework_name)
-        hvd = framework.hvd
+    def run(framework: Any, hvd: Any, dtype_name: str) -> list[str]:
         # The first is without the host's leader; of three ranks or more the last is in both.
         lists = [sorted({1, hvd.size() - 1}), [rank for rank in range(hvd.size()) if rank != 1]]
         sets = [hvd.add_process_set(ranks) for ranks in lists]
@@ -310,19 +309,14 @@ def test_results_over_overlapping_sets_are_those_of_the_reference(
         return wrong
 
     env = {"HOROVOD_TRANSPORT": transport, "HOROVOD_DYNAMIC_PROCESS_SETS": "1"}
-    for wrong in worlds(size, env).run(run, framework, dtype):
+    for wrong in worlds(size, env).run(loaded(run), framework, dtype):
         assert wrong == []
 
 
-@pytest.mark.parametrize("framework", NAMES)
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_a_reducescatter_has_the_bits_of_the_allreduce(worlds: WorldPool, framework: str, transport: str) -> None:
-    if why := frameworks.missing(framework):
-        pytest.skip(why)
-
-    def run(framework_name: str) -> list[str]:
-        framework = frameworks.load(framework_name)
-        hvd, array = framework.hvd, framework.array
+    def run(framework: Any, hvd: Any) -> list[str]:
+        array = framework.array
         rank, size = hvd.rank(), hvd.size()
         wrong = []
         for dtype, rows, op in itertools.product(
@@ -336,18 +330,13 @@ def test_a_reducescatter_has_the_bits_of_the_allreduce(worlds: WorldPool, framew
                 wrong.append(f"{dtype} {rows} {op}")
         return wrong
 
-    for wrong in worlds(3, {"HOROVOD_TRANSPORT": transport}).run(run, framework):
+    for wrong in worlds(3, {"HOROVOD_TRANSPORT": transport}).run(loaded(run), framework):
         assert wrong == []
 
 
-@pytest.mark.parametrize("framework", NAMES)
 def test_special_floats_propagate_and_zeros_keep_their_sign(worlds: WorldPool, framework: str) -> None:
-    if why := frameworks.missing(framework):
-        pytest.skip(why)
-
-    def run(framework_name: str) -> list[str]:
-        framework = frameworks.load(framework_name)
-        rank, size = framework.hvd.rank(), framework.hvd.size()
+    def run(framework: Any, hvd: Any) -> list[str]:
+        rank, size = hvd.rank(), hvd.size()
         special = [0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, 5e-324]
         wrong = []
         for dtype_name in ("float16", "float32", "float64"):
@@ -355,23 +344,17 @@ def test_special_floats_propagate_and_zeros_keep_their_sign(worlds: WorldPool, f
             for op in REDUCTIONS:
                 number = OP_NAMES.index(op)
                 expected = reference.allreduce(inputs, number)
-                seen = framework.array(framework.hvd.allreduce(framework.tensor(inputs[rank]), op=number))
+                seen = framework.array(hvd.allreduce(framework.tensor(inputs[rank]), op=number))
                 if not reference.same_bits(seen, expected):
                     wrong.append(f"{op} {dtype_name}: expected {expected}, got {seen}")
         return wrong
 
-    for wrong in worlds(3, {"HOROVOD_TRANSPORT": "shm"}).run(run, framework):
+    for wrong in worlds(3, {"HOROVOD_TRANSPORT": "shm"}).run(loaded(run), framework):
         assert wrong == []
 
 
-@pytest.mark.parametrize("framework", NAMES)
 def test_many_operations_in_flight_may_start_in_another_order_on_every_rank(worlds: WorldPool, framework: str) -> None:
-    if why := frameworks.missing(framework):
-        pytest.skip(why)
-
-    def run(framework_name: str) -> bool:
-        framework = frameworks.load(framework_name)
-        hvd = framework.hvd
+    def run(framework: Any, hvd: Any) -> bool:
         names = [f"tensor.{index}" for index in range(100)]
         order = np.random.default_rng(hvd.rank()).permutation(len(names))
         handles = {}
@@ -384,17 +367,12 @@ def test_many_operations_in_flight_may_start_in_another_order_on_every_rank(worl
             assert np.all(seen == sum(range(hvd.size())) + index * hvd.size())
         return True
 
-    assert worlds(3, {"HOROVOD_TRANSPORT": "shm"}).run(run, framework) == [True] * 3
+    assert worlds(3, {"HOROVOD_TRANSPORT": "shm"}).run(loaded(run), framework) == [True] * 3
 
 
-@pytest.mark.parametrize("framework", NAMES)
 @pytest.mark.parametrize(("size", "transport"), [(1, "auto"), (3, "shm"), (3, "tcp")])
 def test_objects_travel(worlds: WorldPool, framework: str, size: int, transport: str) -> None:
-    if why := frameworks.missing(framework):
-        pytest.skip(why)
-
-    def run(framework_name: str) -> bool:
-        hvd = frameworks.load(framework_name).hvd
+    def run(framework: Any, hvd: Any) -> bool:
         rank, size = hvd.rank(), hvd.size()
         value = {"rank": rank, "list": list(range(rank)), "function": lambda: rank}
         received = hvd.broadcast_object(value, root_rank=size - 1, name="named")
@@ -404,13 +382,11 @@ def test_objects_travel(worlds: WorldPool, framework: str, size: int, transport:
         assert hvd.allgather_object(None, name="named") == [None] * size
         return True
 
-    assert worlds(size, {"HOROVOD_TRANSPORT": transport}).run(run, framework) == [True] * size
+    assert worlds(size, {"HOROVOD_TRANSPORT": transport}).run(loaded(run), framework) == [True] * size
 
 
 def test_a_scale_that_is_an_array_counts_with_its_value_of_the_moment(worlds: WorldPool) -> None:
     def run() -> list[float]:
-        import horovod.core as hvd
-
         hvd.init()
         scale, results = np.array(1.0), []
         for value in (1.0, 2.0, 4.0):
@@ -430,12 +406,9 @@ def test_complex_tensors_are_reduced_and_moved_as_numbers(
     if why := frameworks.missing(framework):
         pytest.skip(why)
 
-    def run(name: str) -> None:
-        f = frameworks.load(name)
-        hvd = f.hvd
-        hvd.init()
+    def run(f: Any, hvd: Any) -> None:
         rank, size = hvd.rank(), hvd.size()
-        for dtype in (np.complex64,) if name == "jax" else (np.complex64, np.complex128):
+        for dtype in (np.complex64,) if framework == "jax" else (np.complex64, np.complex128):
 
             def of(rank: int, shape: tuple[int, ...] = (6, 2), dtype: Any = dtype) -> Array:
                 values: Array = (np.arange(np.prod(shape)).reshape(shape) * (1 + 1j) + 1j * rank).astype(dtype)
@@ -477,4 +450,4 @@ def test_complex_tensors_are_reduced_and_moved_as_numbers(
                 call(f.tensor(of(rank, ())))
 
     size, transport = world
-    worlds(size, {"HOROVOD_TRANSPORT": transport}).run(run, framework)
+    worlds(size, {"HOROVOD_TRANSPORT": transport}).run(loaded(run), framework)

@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.world import WorldPool
 
+import horovod.core as hvd
 from horovod.simulate.__main__ import main
 
 NAMES = 12
@@ -25,12 +28,6 @@ def test_a_simulated_job_sends_the_messages_of_a_real_one(
     assert simulated == [2 * NAMES, 2]
 
     def run() -> list[list[int]]:
-        import time
-
-        import numpy as np
-
-        import horovod.core as hvd
-
         hvd.init()
 
         def step(names: list[str]) -> int:

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from support.world import WorldPool
 
+import horovod.core as hvd
+
 MESSAGES = ("slow_requests", "control_messages")
 
 
-def messages(hvd: Any) -> int:
+def messages() -> int:
     """How many this rank has sent so far."""
     return sum(hvd.statistics()[name] for name in MESSAGES)
 
@@ -24,10 +26,8 @@ def test_the_fourth_identical_step_sends_no_message(
     worlds: WorldPool, size: int, named: bool, quiet_after: int
 ) -> None:
     def run() -> tuple[int, list[int]]:
-        import horovod.core as hvd
-
         hvd.init()
-        before, sent = messages(hvd), []
+        before, sent = messages(), []
         for step in range(100):
             handles = [hvd.allreduce_async(np.ones(5), name=f"steady {name}", op=hvd.Sum) for name in range(30)]
             handles.append(hvd.grouped_allreduce_async([np.ones(2), np.ones(3)], name="steady group", op=hvd.Sum))
@@ -36,12 +36,12 @@ def test_the_fourth_identical_step_sends_no_message(
             results = [hvd.synchronize(handle) for handle in handles]
             assert all(result[0] == hvd.size() for result in results[:30]), step
             hvd.broadcast(np.ones(4), 1, name="steady root")
-            hvd.alltoall(np.ones(hvd.size()), name="steady exchange")
+            hvd.alltoall(np.ones(2 * hvd.size()), [step % 3] * hvd.size(), name="steady exchange")
             hvd.reducescatter(np.ones(7), name="steady parts")
             if not named:
                 assert hvd.allreduce(np.ones(1), op=hvd.Sum)[0] == hvd.size()
                 hvd.barrier()
-            sent.append(messages(hvd))
+            sent.append(messages())
         return before, sent
 
     # A world of its own: the names must be new.
@@ -58,7 +58,6 @@ def test_the_gradients_of_an_optimizer_are_as_quiet(worlds: WorldPool) -> None:
         import torch
 
         import horovod.torch as hvd
-        from horovod.core import statistics
 
         hvd.init()
         torch.manual_seed(0)
@@ -70,7 +69,7 @@ def test_the_gradients_of_an_optimizer_are_as_quiet(worlds: WorldPool) -> None:
             optimizer.zero_grad()
             model(torch.randn(2, 3)).sum().backward()
             optimizer.step()
-            sent.append(sum(statistics()[name] for name in MESSAGES))
+            sent.append(messages())
         return sent
 
     for sent in worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(run):
@@ -83,8 +82,6 @@ DEVIATIONS = ("none", "missing", "new", "reshaped", "reordered", "late", "anothe
 @pytest.mark.parametrize(("size", "transport"), [(2, "shm"), (4, "shm"), (3, "tcp"), (4, "2+2")])
 def test_steps_that_deviate_have_right_results(worlds: WorldPool, size: int, transport: str) -> None:
     def run() -> tuple[list[str], int]:
-        import horovod.core as hvd
-
         hvd.init()
         rank, size = hvd.rank(), hvd.size()
         wrong: list[str] = []
@@ -130,10 +127,10 @@ def test_steps_that_deviate_have_right_results(worlds: WorldPool, size: int, tra
             one_step(step, DEVIATIONS[step % len(DEVIATIONS)])
         for step in range(3):
             one_step(step, "none")
-        before = messages(hvd)
+        before = messages()
         for step in range(20):
             one_step(step, "none")
-        return wrong, messages(hvd) - before
+        return wrong, messages() - before
 
     for wrong, sent in worlds(size, {"HOROVOD_TRANSPORT": transport}).run(run):
         assert wrong == []
@@ -148,8 +145,6 @@ def test_steps_with_every_deviation_have_right_results(worlds: WorldPool, size: 
     that joins before the others are done: each in every one of 200 steps."""
 
     def run() -> tuple[list[str], int]:
-        import horovod.core as hvd
-
         hvd.init()
         rank, size = hvd.rank(), hvd.size()
         wrong: list[str] = []
@@ -200,10 +195,10 @@ def test_steps_with_every_deviation_have_right_results(worlds: WorldPool, size: 
             one_step(step)
         for _ in range(3):
             steady_step()
-        before = messages(hvd)
+        before = messages()
         for _ in range(20):
             steady_step()
-        return wrong, messages(hvd) - before
+        return wrong, messages() - before
 
     for wrong, sent in worlds(size, {"HOROVOD_TRANSPORT": transport}).run(run):
         assert wrong == []

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib.util
 import re
 from collections.abc import Callable
@@ -403,3 +404,14 @@ def load(name: str) -> Any:
     framework: Any = with_modes[module](mode or "eager") if module in with_modes else plain[name]()
     framework.hvd.init()
     return framework
+
+
+def loaded(run: Callable[..., Any]) -> Callable[..., Any]:
+    """For the ranks: `run` of a framework and its package, as a function of the framework's name."""
+
+    @functools.wraps(run)  # of its module, too, which decides how it is pickled
+    def run_with(name: str, *arguments: Any) -> Any:
+        framework = load(name)
+        return run(framework, framework.hvd, *arguments)
+
+    return run_with

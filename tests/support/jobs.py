@@ -40,6 +40,11 @@ def python(code: str) -> list[str]:
     return [sys.executable, "-c", head + code]
 
 
+def our_environment(**more: str) -> dict[str, str]:
+    """For a program that is to import what this process can."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **more}
+
+
 def abreast(size: int, folder: Path) -> str:
     """Code with which that many ranks wait for each other, before a step with a short time limit."""
     return (
@@ -118,7 +123,6 @@ class Job:
         self._shared_memory = shared_memory_files()
         flat = [word for argument in arguments for word in ([argument] if isinstance(argument, str) else argument)]
         name, _, value = self.mark.partition("=")
-        path = os.pathsep.join(filter(None, sys.path))
 
         def as_the_parent() -> None:
             # The suite may itself run under nohup, which the launcher would honour.
@@ -129,14 +133,7 @@ class Job:
         command = [sys.executable, "-m", "horovod.launcher", *flat]
         self.process = subprocess.Popen(
             command if on is None else on.command(*command, directory=directory),
-            env={
-                **os.environ,
-                "OMP_NUM_THREADS": "1",
-                "PYTHONPATH": path,
-                "TMPDIR": temporary,
-                name: value,
-                **(env or {}),
-            },
+            env=our_environment(**{"OMP_NUM_THREADS": "1", "TMPDIR": temporary, name: value, **(env or {})}),
             cwd=directory,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

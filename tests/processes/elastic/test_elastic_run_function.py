@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.jobs import our_environment
 
 from horovod.launcher.function.answers import those_that_count
 from horovod.launcher.function.run_task import Answer
@@ -58,7 +58,7 @@ def call_run(folder: Path, act: str = "", before: str = "", after: str = "") -> 
     `act` may use os, worker and state, the others what RUN imports, and worker.
     """
     (folder / "run.py").write_text(RUN)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+    environment = our_environment(OMP_NUM_THREADS="1")
     return subprocess.run(
         [sys.executable, "run.py"],
         cwd=folder,

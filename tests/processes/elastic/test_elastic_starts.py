@@ -70,13 +70,6 @@ def test_workers_that_finish_apart_end_the_job(tmp_path: Path) -> None:
         assert job.wait().code == 1, job.shown()
 
 
-def test_workers_that_cannot_reach_each_other_end_the_job(tmp_path: Path) -> None:
-    """The two hosts share no memory."""
-    env = {"HOROVOD_TRANSPORT": "shm"}
-    with ElasticJob(tmp_path, "-np", "2", "--min-np", "1", hosts=f"{ONE}:1 {TWO}:1", env=env) as job:
-        assert job.wait().code == 1, job.shown()
-
-
 def test_a_host_has_one_agent_however_often_the_hosts_change_while_it_starts(tmp_path: Path) -> None:
     env = {"HOROVOD_ELASTIC_DISCOVERY_SECONDS": "0.05"}
     with ElasticJob(tmp_path, "-np", "1", "--min-np", "1", hosts=f"{ONE}:1", env=env) as job:

@@ -234,14 +234,8 @@ def check_launcher(case: Case, done: Done, text: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", chosen(), ids=str)
-def test_a_job_ends_as_promised_whatever_happens_at_a_named_moment(case: Case, folder: Path) -> None:
-    check(case, folder)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", random_cases(), ids=str)
-def test_a_job_ends_as_promised_at_random_moments(case: Case, folder: Path) -> None:
+@pytest.mark.parametrize("case", [*chosen(), *random_cases()], ids=str)
+def test_a_job_ends_as_promised_whatever_happens_at_a_named_or_a_random_moment(case: Case, folder: Path) -> None:
     check(case, folder)
 
 

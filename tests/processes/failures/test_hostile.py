@@ -10,15 +10,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.extent import SLACK_S
 from support.hostile import Strangers, record
-from support.jobs import Job, python
 from support.memory import held_kib
 from support.patience import LIMIT_S, wait_until
 from support.ports import open_files
 from support.world import World
 
+import horovod.core as hvd
+from horovod.world import links
 from horovod.world.channel import ChannelError
 from horovod.world.rendezvous import PURPOSE, Rendezvous
 
@@ -27,17 +29,11 @@ PATIENCE_S = HANDSHAKE_S + 1.0 + SLACK_S
 
 
 def reduce_ones(round_: int) -> float:
-    import numpy as np
-
-    import horovod.core as hvd
-
     hvd.init()
     return float(hvd.allreduce(np.ones(1000, np.float32), op=hvd.Sum, name=f"x.{round_ % 3}").sum())
 
 
 def start_again() -> None:
-    import horovod.core as hvd
-
     hvd.shutdown()
     hvd.init()
 
@@ -92,33 +88,8 @@ def test_strangers_at_the_rendezvous_leave_ranks_served_and_the_job_unharmed(tra
         assert held_kib() - before[2] < 64 * 1024
 
 
-def test_a_thousand_connections_at_once_keep_no_rank_out() -> None:
-    with World(2) as world:
-        assert world.run(reduce_ones, 0) == [2000.0, 2000.0]
-        before = held_kib()
-        most_threads = 0
-        crowd = []
-        try:
-            for _ in range(1000):
-                crowd.append(dial_tcp(world.rendezvous.port)())
-                most_threads = max(most_threads, threading.active_count())
-            assert most_threads < 600, "as many threads as connections"
-            assert held_kib() - before < 128 * 1024
-            client = Rendezvous(world.rendezvous.address, world.rendezvous.port, secret_of(world))
-            client.put("served", 1)
-            client.close()
-            world.run(start_again)
-            assert world.run(reduce_ones, 0) == [2000.0, 2000.0]
-        finally:
-            for connection in crowd:
-                connection.close()
-
-
 def start_when_told(folder: str, hold: str) -> list[float]:
     """Starts; when this rank's own port is open, says where it is and waits to be told to go on."""
-    import horovod.core as hvd
-    from horovod.world import links
-
     rank = os.environ["HOROVOD_RANK"]
 
     def say_and_wait(place: str) -> None:
@@ -207,26 +178,3 @@ def test_a_rank_that_has_started_listens_nowhere(transport: str) -> None:
 
     with World(3, {"HOROVOD_TRANSPORT": transport}) as world:
         assert world.run(listening) == [[], [], []]
-
-
-def test_a_real_job_starts_again_and_reduces_while_strangers_are_at_its_port(tmp_path: Path) -> None:
-    for rank in (0, 1):
-        os.mkfifo(tmp_path / f"go.{rank}")
-    script = """
-import numpy as np, horovod.core as hvd
-hvd.init()
-os.write(1, b"port %d\\n" % int(os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"]))
-open(f"go.{rank}").read()
-for generation in range(3):
-    for step in range(50):
-        assert hvd.allreduce(np.ones(10), op=hvd.Sum, name="x")[0] == 2
-    hvd.shutdown(); hvd.init()
-os.write(1, b"unharmed\\n")
-"""
-    with Job(tmp_path, "-np", "2", python(script)) as job:
-        port = int(job.wait_for_line(r"port (\d+)", count=2)[0][1])
-        with Strangers(dial_tcp(port), PATIENCE_S):
-            for rank in (0, 1):
-                (tmp_path / f"go.{rank}").write_bytes(b"go")
-            job.wait_for_line("unharmed", count=2)
-            assert job.wait().code == 0

@@ -26,6 +26,7 @@ WAIT = "ready(); signal.pause()"
 IGNORE = "signal.signal(signal.SIGTERM, signal.SIG_IGN); rank == 0 and sys.exit(4)\nwhile True: signal.pause()"
 WAIT_FOR_USR1 = "signals = [signal.SIGUSR1]; signal.pthread_sigmask(0, signals); ready(); signal.sigwait(signals)"
 END_S = 3.0 + SLACK_S
+FROZEN = "HOROVOD_FROZEN_TIMEOUT_SECONDS"
 
 
 @pytest.mark.parametrize("code", [1, 3, 255])
@@ -169,26 +170,6 @@ def test_survivors_may_run_their_handlers_before_they_are_asked_to_end(tmp_path:
     assert done.code == 137 and "rank 0 on host localhost was killed by SIGKILL" in done.stderr
 
 
-RECORD = (
-    "from horovod.world.rendezvous import Rendezvous; from horovod.world.secret import read_secret; e = os.environ\n"
-    "meet = Rendezvous(e['HOROVOD_GLOO_RENDEZVOUS_ADDR'], int(e['HOROVOD_GLOO_RENDEZVOUS_PORT']),"
-    " read_secret(e['HOROVOD_SECRET_FILE']))\n"
-)
-
-
-def test_the_ranks_own_record_names_the_cause(tmp_path: Path) -> None:
-    # Rank 0 exits first, but says that it does so because of rank 1, which left without an error.
-    code = RECORD + (
-        "if rank == 1: sys.exit(0)\n"
-        "meet.compare_and_set('failure/0', {'rank': 1, 'code': 6, 'text': 'allreduce of `grad.3`: rank 1 has left'})\n"
-        "sys.exit(5)"
-    )
-    done = run_job(tmp_path, "-np", "2", python(code))
-    assert done.code == 5
-    assert "rank 1 on host localhost exited with code 0 while other ranks still waited for it" in done.stderr
-    assert "as the ranks saw it: allreduce of `grad.3`: rank 1 has left" in done.stderr
-
-
 def test_a_rank_that_shuts_down_while_others_train_is_named_as_the_ranks_name_it(tmp_path: Path) -> None:
     code = "hvd.init()\nif rank == 1: hvd.shutdown(); signal.pause()\nhvd.allreduce(numpy.ones(1))"
     done = run_job(tmp_path, "-np", "2", python("import numpy, horovod.core as hvd\n" + code))
@@ -211,17 +192,6 @@ def test_a_rank_that_leaves_and_joins_alone_is_named_with_what_it_did(tmp_path: 
     last = done.stderr.splitlines()[-4:]
     said = "horovodrun: rank 1 on host localhost called shutdown() and init() while other ranks still waited for it"
     assert (done.code, last[0]) == (1, said) and "rank 1 has left the job" in last[1], done
-
-
-def test_a_record_of_an_earlier_generation_is_not_the_cause(tmp_path: Path) -> None:
-    code = RECORD + (
-        "if rank == 1: signal.pause()\n"
-        "meet.put('failure/0', {'rank': 1, 'code': 5, 'text': 'long ago'})\n"
-        "meet.enter(0, 'process'); meet.enter(0, 'process'); sys.exit(7)"
-    )
-    done = run_job(tmp_path, "-np", "2", python(code))
-    assert done.code == 7 and "rank 0 on host localhost exited with code 7" in done.stderr
-    assert "long ago" not in done.stderr
 
 
 # A child, a child in a session of its own, and a daemon that nobody is the parent of; each says so to the test.
@@ -255,13 +225,15 @@ def test_children_and_daemons_do_not_outlive_their_ranks(tmp_path: Path, end: st
 def test_kill_9_of_the_launchers_own_processes_ends_everything(tmp_path: Path, victim: str) -> None:
     with Job(tmp_path, "-np", "2", "--termination-grace-seconds", "0.5", python(FAMILY + "signal.pause()")) as job:
         job.wait_for_line("ready", count=8)
-        agent = job.agent()
-        os.kill(job.process.pid if victim == "horovodrun" else agent, signal.SIGKILL)
+        launcher = job.process.pid
+        os.kill(launcher if victim == "horovodrun" else job.agent(), signal.SIGKILL)
         job.assert_gone()
         done = job.wait()
     if victim == "agent":
         assert done.code == 137
         assert "the agent that held the ranks of host localhost was killed by SIGKILL" in done.stderr
+    else:
+        assert done.stderr == f"horovodrun: the launcher (process {launcher}) was killed; all ranks have been ended\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -318,59 +290,45 @@ def test_repeated_interrupts_end_a_job_whose_output_nobody_reads(tmp_path: Path)
         assert job.process.returncode == 130
 
 
-def test_a_stopped_rank_is_reported_and_is_no_failure(tmp_path: Path) -> None:
-    with Job(tmp_path, "-np", "2", python(WAIT_FOR_USR1)) as job:
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [({}, r"rank 1 \(pid \d+\) was stopped by SIGSTOP"), ({FROZEN: "0"}, "the other ranks wait for it")],
+    ids=["soon continued", "limit off"],
+)
+def test_a_stopped_rank_is_reported_and_is_no_failure(tmp_path: Path, env: dict[str, str], said: str) -> None:
+    with Job(tmp_path, "-np", "2", python(WAIT_FOR_USR1), env=env) as job:
         pids = job.wait_ready(2)
         os.kill(pids[1], signal.SIGSTOP)
-        job.wait_for_line(rf"rank 1 \(pid {pids[1]}\) was stopped by SIGSTOP", "stderr")
-        os.kill(pids[1], signal.SIGCONT)
-        os.kill(pids[1], signal.SIGUSR1)
-        os.kill(pids[0], signal.SIGUSR1)
-        assert job.wait().code == 0
-
-
-def test_a_rank_that_stays_stopped_ends_the_job_though_no_other_waits_for_it(tmp_path: Path) -> None:
-    env = {"HOROVOD_FROZEN_TIMEOUT_SECONDS": "0.5"}
-    with Job(tmp_path, "-np", "2", python(WAIT), env=env) as job:
-        pids = job.wait_ready(2)
-        os.kill(pids[1], signal.SIGSTOP)
-        done = job.wait()
-    assert done.code == 128 + signal.SIGSTOP
-    assert "horovodrun: rank 1 on host localhost was stopped by SIGSTOP and not continued" in done.stderr
-
-
-def test_a_stopped_rank_is_waited_for_where_the_limit_is_off(tmp_path: Path) -> None:
-    with Job(tmp_path, "-np", "2", python(WAIT_FOR_USR1), env={"HOROVOD_FROZEN_TIMEOUT_SECONDS": "0"}) as job:
-        pids = job.wait_ready(2)
-        os.kill(pids[1], signal.SIGSTOP)
-        job.wait_for_line("the other ranks wait for it", "stderr")
+        job.wait_for_line(said, "stderr")
         for pid in pids.values():
             os.kill(pid, signal.SIGCONT)
             os.kill(pid, signal.SIGUSR1)
         assert job.wait().code == 0
 
 
-def test_a_launcher_that_is_stopped_suspends_its_ranks(tmp_path: Path) -> None:
-    """As batch systems do, which stop the process that they started."""
+@pytest.mark.parametrize("stop", [signal.SIGSTOP, signal.SIGTSTP])
+def test_a_job_whose_launcher_is_stopped_is_suspended_and_goes_on_with_it(tmp_path: Path, stop: signal.Signals) -> None:
+    """As batch systems do, which stop the process that they started; and by Ctrl-Z, which the whole group gets."""
     with Job(tmp_path, "-np", "2", python(WAIT_FOR_USR1)) as job:
         pids = job.wait_ready(2)
-        os.kill(job.process.pid, signal.SIGSTOP)
-        wait_until(lambda: [state(pid) for pid in pids.values()] == ["T", "T"], job.shown)
+        (os.kill if stop == signal.SIGSTOP else os.killpg)(job.process.pid, stop)
+        assert os.WIFSTOPPED(os.waitpid(job.process.pid, os.WUNTRACED)[1])
+        wait_until(lambda: [processes.state(pid) for pid in pids.values()] == ["T", "T"], job.shown)
         os.kill(job.process.pid, signal.SIGCONT)
-        wait_until(lambda: "T" not in [state(pid) for pid in pids.values()], job.shown)
+        wait_until(lambda: "T" not in [processes.state(pid) for pid in pids.values()], job.shown)
         for pid in pids.values():
             os.kill(pid, signal.SIGUSR1)
         done = job.wait()
     assert (done.code, done.said) == (0, "")
 
 
-def test_the_agent_says_that_the_launcher_was_killed(tmp_path: Path) -> None:
-    with Job(tmp_path, "-np", "2", python(WAIT)) as job:
-        job.wait_ready(2)
-        launcher = job.process.pid
-        os.kill(launcher, signal.SIGKILL)
+def test_a_rank_that_stays_stopped_ends_the_job_though_no_other_waits_for_it(tmp_path: Path) -> None:
+    with Job(tmp_path, "-np", "2", python(WAIT), env={FROZEN: "0.5"}) as job:
+        pids = job.wait_ready(2)
+        os.kill(pids[1], signal.SIGSTOP)
         done = job.wait()
-    assert done.stderr == f"horovodrun: the launcher (process {launcher}) was killed; all ranks have been ended\n"
+    assert done.code == 128 + signal.SIGSTOP
+    assert "horovodrun: rank 1 on host localhost was stopped by SIGSTOP and not continued" in done.stderr
 
 
 @pytest.mark.parametrize("last_words", ["sys.exit(3)", "sys.exit(0)"])
@@ -395,10 +353,6 @@ while job.entered(0) != [0, 2]: time.sleep(0.01)
     for rank in (0, 2):
         assert re.search(rf"\[{rank}\].*StartError: rank {rank} cannot go on in init: rank 1 .* {how}", done.stderr)
     assert f"horovodrun: rank 1 on host localhost {how}" in done.stderr
-
-
-def state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def test_processes_that_are_forked_during_the_suspension_are_suspended_too(tmp_path: Path) -> None:
@@ -433,30 +387,6 @@ while True:
         job.wait()
 
 
-def test_ctrl_z_suspends_the_whole_job_and_fg_continues_it(tmp_path: Path) -> None:
-    with Job(tmp_path, "-np", "2", python(WAIT_FOR_USR1)) as job:
-        pids = job.wait_ready(2)
-        os.killpg(job.process.pid, signal.SIGTSTP)
-        assert os.WIFSTOPPED(os.waitpid(job.process.pid, os.WUNTRACED)[1])
-        wait_until(lambda: [state(pid) for pid in pids.values()] == ["T", "T"], job.shown)
-        os.kill(job.process.pid, signal.SIGCONT)
-        for pid in pids.values():
-            os.kill(pid, signal.SIGUSR1)
-        done = job.wait()
-    assert (done.code, done.said) == (0, "")
-
-
 def test_the_rendezvous_port_is_closed_with_the_job(tmp_path: Path) -> None:
     done = run_job(tmp_path, "-np", "1", python("print(os.environ['HOROVOD_GLOO_RENDEZVOUS_PORT'])"))
     assert_closed([done.stdout.rpartition(":")[2]], tmp_path, done.stdout)
-
-
-def test_a_missing_rank_is_named_by_the_others(tmp_path: Path) -> None:
-    code = (
-        "if rank == 1: signal.pause()\n"
-        "from horovod.world import bootstrap; from horovod.settings import Settings\n"
-        "bootstrap.connect(Settings.from_environment({**os.environ, 'HOROVOD_START_TIMEOUT': '1'}))"
-    )
-    done = run_job(tmp_path, "-np", "2", python(code))
-    assert done.code == 1
-    assert "waited 1 s in init for rank 1 of 2, which has not called init; here: rank 0" in done.stderr

@@ -7,12 +7,18 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import resource
+import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.extent import THOROUGH, later
 from support.jobs import Job, python
 from support.world import Outcome, World
+
+import horovod.core as hvd
+from horovod.core import native
 
 HINT = "hint:"
 
@@ -24,13 +30,6 @@ def address_space() -> int:
 
 def start_with(limits: dict[int, tuple[str, int]]) -> str:
     """Starts under a limit that only this rank has: (name of a resource, how much more than now is left)."""
-    import resource
-
-    import numpy as np
-
-    import horovod.core as hvd
-    from horovod.core import native
-
     native.library()
     rank = int(os.environ["HOROVOD_RANK"])
     if rank in limits:
@@ -61,8 +60,6 @@ def texts(outcomes: list[Outcome]) -> list[str]:
     ],
 )
 def test_memory_that_is_not_to_be_had_is_named_by_every_rank(rank: int, limit: tuple[str, int], expected: str) -> None:
-    import re
-
     with World(3, {"HOROVOD_TRANSPORT": "shm", "HOROVOD_START_TIMEOUT": "1000"}) as world:  # for what cannot come
         for text in texts(world.run_each(start_with, {rank: limit})):
             assert re.search(expected, text) and HINT in text, text
@@ -77,12 +74,6 @@ def test_a_rank_without_memory_for_its_threads_is_named_by_every_rank() -> None:
 @pytest.mark.parametrize("operation", ["allgather", "alltoall"])
 def test_a_result_too_large_for_a_rank_is_named_once_and_with_its_bytes(operation: str) -> None:
     def gather(operation: str) -> None:
-        import resource
-
-        import numpy as np
-
-        import horovod.core as hvd
-
         hvd.init()
         if hvd.rank() == 1:
             limit = resource.getrlimit(resource.RLIMIT_AS)[1]
@@ -117,12 +108,6 @@ def test_a_start_goes_well_under_a_profilers_signals() -> None:
     """Ten a millisecond. The kernel may let one of them end the allocation of the shared memory."""
 
     def run() -> float:
-        import signal
-
-        import numpy as np
-
-        import horovod.core as hvd
-
         signal.signal(signal.SIGALRM, lambda *_: None)
         signal.setitimer(signal.ITIMER_REAL, 0.0001, 0.0001)
         hvd.init()
@@ -188,10 +173,6 @@ while True:
 
 
 def reduce_among_many() -> tuple[float, float, int]:
-    import numpy as np
-
-    import horovod.core as hvd
-
     hvd.init()
     small = hvd.allreduce(np.full(3, hvd.rank(), np.int64), op=hvd.Sum, name="small")
     large = hvd.allreduce(np.full(100_000, hvd.rank() + 1, np.float32), op=hvd.Max, name="large")
@@ -201,7 +182,6 @@ def reduce_among_many() -> tuple[float, float, int]:
 
 
 @pytest.mark.slow("32 ranks")
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("ranks", "transport"), [(32, "shm"), later(64, "shm"), later(64, "tcp")])
 def test_many_ranks_start_reduce_and_stop(ranks: int, transport: str) -> None:

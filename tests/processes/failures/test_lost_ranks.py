@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -11,11 +12,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.extent import SLACK_S
 from support.jobs import python, run_job, shared_memory_files, wait_until_shared_memory_is_as
 from support.patience import wait_until
 from support.world import World, shut_down_alone
+
+import horovod.core as hvd
+from horovod.core import calls, operations
 
 ENDED_WITHIN_S = 3.0 + SLACK_S
 # (ranks, transport, the one that dies): ten kills
@@ -27,10 +32,6 @@ KILLS += [*((4, "2+2", rank) for rank in range(4)), (4, "3+1", 1), (4, "3+1", 3)
 
 def reduce_for_ever(going: str) -> None:
     """Reduces small and large tensors until something fails; says when it has begun."""
-    import numpy as np
-
-    import horovod.core as hvd
-
     hvd.init()
     small, large = np.ones(3, np.float32), np.ones(1_000_003, np.float32)
     for step in range(10**9):
@@ -71,10 +72,6 @@ def test_a_killed_rank_is_named_by_all_others_at_once(size: int, transport: str,
 
 def fork_and_reduce_for_ever(going: str, pid_file: str) -> None:
     """Rank 1 leaves a forked child behind, as a DataLoader does, which holds all that it inherited."""
-    import sys
-
-    import horovod.core as hvd
-
     hvd.init()
     if hvd.rank() == 1:
         child = os.fork()
@@ -117,10 +114,6 @@ def test_a_rank_that_shuts_down_while_others_wait_is_named(transport: str) -> No
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_init_follows_shutdown_any_number_of_times(transport: str) -> None:
     def run() -> list[int]:
-        import numpy as np
-
-        import horovod.core as hvd
-
         counts = []
         for generation in range(12):
             hvd.init()
@@ -144,12 +137,6 @@ def test_init_follows_shutdown_any_number_of_times(transport: str) -> None:
 
 def test_a_handle_of_an_earlier_generation_is_an_error_and_no_crash() -> None:
     def run() -> str:
-        import gc
-
-        import numpy as np
-
-        import horovod.core as hvd
-
         hvd.init()
         handle = hvd.allreduce_async(np.ones(3), name=f"only here {hvd.rank()}")
         hvd.barrier()
@@ -163,35 +150,6 @@ def test_a_handle_of_an_earlier_generation_is_an_error_and_no_crash() -> None:
 
     with World(2, {"HOROVOD_TRANSPORT": "shm"}) as world:
         assert set(world.run(run)) <= {"NotRunningError", "RankLeftError"}
-
-
-def test_a_forked_child_is_told_that_it_is_no_rank() -> None:
-    def run() -> str:
-        import numpy as np
-
-        import horovod.core as hvd
-
-        hvd.init()
-        reader, writer = os.pipe()
-        child = os.fork()
-        if child == 0:
-            try:
-                hvd.allreduce(np.ones(3), name="in the child")
-                text = "no error"
-            except BaseException as error:
-                text = f"{type(error).__name__}: {error}"
-            os.write(writer, text.encode())
-            os._exit(0)
-        os.close(writer)
-        os.waitpid(child, 0)
-        text = os.read(reader, 4096).decode()
-        os.close(reader)
-        assert hvd.allreduce(np.ones(3), name="in the parent")[0] == 1.0
-        return text
-
-    with World(2, {"HOROVOD_TRANSPORT": "shm"}) as world:
-        for text in world.run(run):
-            assert text.startswith("HorovodInternalError") and "forked" in text, text
 
 
 def test_a_process_that_has_left_its_world_may_fork_a_rank() -> None:
@@ -241,12 +199,6 @@ def test_a_death_in_another_pid_namespace_is_seen(tmp_path: Path) -> None:
 
 def test_an_interrupt_ends_a_wait_and_the_operation_can_still_be_waited_for() -> None:
     def run() -> float:
-        import signal
-
-        import numpy as np
-
-        import horovod.core as hvd
-
         hvd.init()
         tensor = np.ones(3)
         handle = hvd.allreduce_async(tensor, name="interrupted", op=hvd.Sum) if hvd.rank() == 0 else 0
@@ -268,11 +220,6 @@ def test_an_interrupt_ends_a_wait_and_the_operation_can_still_be_waited_for() ->
 @pytest.mark.parametrize("finish", ["finish", "_finish_by_ctypes"])
 def test_an_interrupt_between_the_end_of_an_operation_and_that_of_synchronize_loses_nothing(finish: str) -> None:
     def run() -> bool:
-        import numpy as np
-
-        import horovod.core as hvd
-        from horovod.core import calls, operations
-
         real = getattr(calls, finish)
 
         def interrupted(*arguments: Any) -> bool:
@@ -295,13 +242,6 @@ def test_an_interrupt_between_the_end_of_an_operation_and_that_of_synchronize_lo
 @pytest.mark.parametrize("extension", [True, False])
 def test_an_interrupt_of_a_blocking_call_leaves_the_engine_its_memory(extension: bool) -> None:
     def run() -> float:
-        import signal
-
-        import numpy as np
-
-        import horovod.core as hvd
-        from horovod.core import calls, operations
-
         assert calls.run is not calls._run_by_ctypes, "there is no extension"
         if not extension:
             operations.run, operations.submit = calls._run_by_ctypes, calls._submit_by_ctypes

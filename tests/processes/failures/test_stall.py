@@ -36,16 +36,25 @@ for round in range(2):
 """
 
 
+def stalled(folder: Path, ranks: int, script: str, seconds: float, *gates: str, **env: str) -> Job:
+    """A job of train.py, with pipes that hold back who reads them until `let_go`."""
+    (folder / "train.py").write_text(script)
+    for gate in gates or ("go",):
+        os.mkfifo(folder / gate)
+    env = {"HOROVOD_STALL_CHECK_TIME_SECONDS": str(seconds), **env}
+    return Job(folder, "-np", str(ranks), [sys.executable, "train.py"], env=env)
+
+
+def let_go(folder: Path, gate: str = "go") -> None:
+    os.close(os.open(folder / gate, os.O_WRONLY))
+
+
 NAME = r"(unnamed allreduce|`[^`]+`( \(\d+ bytes\))?)"
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_a_stall_is_one_report_that_names_the_missing_rank_and_the_job_goes_on(tmp_path: Path, transport: str) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT)
-    env = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "1", "HOROVOD_TRANSPORT": transport, "OMP_NUM_THREADS": "1"}
-    for round in range(2):
-        os.mkfifo(tmp_path / f"go{round}")
-    with Job(tmp_path, "-np", "2", [sys.executable, "train.py"], env=env) as job:
+    with stalled(tmp_path, 2, SCRIPT, 1, "go0", "go1", HOROVOD_TRANSPORT=transport) as job:
         for round in range(2):
             (match,) = job.wait_for_line(r"horovod: warning: stall: (.*)", "stderr")
             text = match[1]
@@ -54,7 +63,7 @@ def test_a_stall_is_one_report_that_names_the_missing_rank_and_the_job_goes_on(t
             assert "`allreduce.first`" in text or round == 1, text
             assert len(text) < 2500, text
             assert "\\nxxx" in text and "bytes)" in text, text
-            os.close(os.open(tmp_path / f"go{round}", os.O_WRONLY))
+            let_go(tmp_path, f"go{round}")
             job.wait_for_line(f"round {round}", count=2)
         done = job.wait()
     assert done.code == 0, done.stderr
@@ -62,21 +71,20 @@ def test_a_stall_is_one_report_that_names_the_missing_rank_and_the_job_goes_on(t
 
 
 def test_an_unnamed_operation_is_shown_by_what_it_does(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(
+    script = (
         "import os\nimport numpy as np\nimport horovod.core as hvd\nhvd.init()\n"
         "for _ in range(64): hvd.allreduce(np.ones(3))\n"  # the broadcast takes the turn of the first one
         "if hvd.rank() == 1: os.read(os.open('go', os.O_RDONLY), 1)\n"
         "hvd.broadcast(np.ones(3), root_rank=0)\n"
     )
-    os.mkfifo(tmp_path / "go")
-    with Job(tmp_path, "-np", "2", [sys.executable, "train.py"], env={"HOROVOD_STALL_CHECK_TIME_SECONDS": "1"}) as job:
+    with stalled(tmp_path, 2, script, 1) as job:
         job.wait_for_line(r"rank 0 waited \d+\.\d s for unnamed broadcast: missing rank 1, which did not", "stderr")
-        os.close(os.open(tmp_path / "go", os.O_WRONLY))
+        let_go(tmp_path)
         assert job.wait().code == 0
 
 
 def test_a_single_tensor_that_is_no_longer_named_is_one_tensor(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(
+    script = (
         "import os\nimport numpy as np\nimport horovod.core as hvd\nhvd.init()\n"
         "mine = ['both', *(f'only.{i}' for i in range(10))]\n"
         "if hvd.rank() == 2: os.read(os.open('go', os.O_RDONLY), 1)\n"
@@ -85,30 +93,26 @@ def test_a_single_tensor_that_is_no_longer_named_is_one_tensor(tmp_path: Path) -
         "handles += [hvd.allreduce_async(np.ones(3), name=name) for name in mine[len(handles) :]]\n"
         "for handle in handles: hvd.synchronize(handle)\n"
     )
-    for name in ("go", "go too"):
-        os.mkfifo(tmp_path / name)
-    with Job(tmp_path, "-np", "3", [sys.executable, "train.py"], env={"HOROVOD_STALL_CHECK_TIME_SECONDS": "1"}) as job:
+    with stalled(tmp_path, 3, script, 1, "go", "go too") as job:
         job.wait_for_line(r"ranks 0, 1 waited \d+\.\d s for 1 tensor: missing rank 2, which did not call it", "stderr")
-        for name in ("go", "go too"):
-            os.close(os.open(tmp_path / name, os.O_WRONLY))
+        let_go(tmp_path)
+        let_go(tmp_path, "go too")
         assert job.wait().code == 0
 
 
 # By default after ten seconds, and not after sixty. Rank 2 could still call both, which helps neither of the others.
 @pytest.mark.parametrize("spread", ["1+1+1", "3", "2+1"])
-@pytest.mark.parametrize("limit", ["1", pytest.param("60", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("limit", [1, later(60)])
 def test_ranks_that_wait_for_each_other_in_different_calls_get_an_error(
-    tmp_path: Path, spread: str, limit: str
+    tmp_path: Path, spread: str, limit: float
 ) -> None:
-    (tmp_path / "train.py").write_text(
+    script = (
         "import os\nimport numpy as np\nimport horovod.core as hvd\nhvd.init()\nrank = hvd.rank()\n"
         "if rank == 2: os.read(os.open('never', os.O_RDONLY), 1)\n"
         "both = [0, 1] if rank == 0 else [1, 0]\n"
         "for model in both: hvd.allreduce(np.ones(3), name=f'model_{model}')\n"
     )
-    os.mkfifo(tmp_path / "never")
-    env = {"HOROVOD_STALL_CHECK_TIME_SECONDS": limit, "HOROVOD_PRETEND_HOSTS": spread.replace("+", ",")}
-    with Job(tmp_path, "-np", "3", [sys.executable, "train.py"], env={**env, "OMP_NUM_THREADS": "1"}) as job:
+    with stalled(tmp_path, 3, script, limit, "never", HOROVOD_PRETEND_HOSTS=spread.replace("+", ",")) as job:
         job.wait_for_line(r"  rank 1 (stands at|has not said)", "stderr")  # it may be too busy to say
         done = job.wait()
     assert done.code == 1, done.stderr
@@ -124,18 +128,16 @@ def test_ranks_that_wait_for_each_other_in_different_calls_get_an_error(
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_a_thread_that_could_still_make_the_other_call_keeps_the_job_alive(tmp_path: Path, transport: str) -> None:
-    (tmp_path / "train.py").write_text(
+    script = (
         "import os, threading\nimport numpy as np\nimport horovod.core as hvd\nhvd.init()\n"
         "def late():\n    os.read(os.open('go', os.O_RDONLY), 1)\n    hvd.allreduce(np.ones(3), name='a')\n"
         "if hvd.rank() == 0:\n    hvd.allreduce(np.ones(3), name='a')\n"
         "else:\n    threading.Thread(target=late).start()\n"
         "hvd.allreduce(np.ones(3), name='b')\n"
     )
-    os.mkfifo(tmp_path / "go")
-    env = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "1", "HOROVOD_TRANSPORT": transport, "OMP_NUM_THREADS": "1"}
-    with Job(tmp_path, "-np", "2", [sys.executable, "train.py"], env=env) as job:
+    with stalled(tmp_path, 2, script, 1, HOROVOD_TRANSPORT=transport) as job:
         job.wait_for_line("models that differ: ranks wait for each other in different calls", "stderr", count=4)
-        os.close(os.open(tmp_path / "go", os.O_WRONLY))
+        let_go(tmp_path)
         done = job.wait()
     assert done.code == 0, done.stderr
 
@@ -192,17 +194,14 @@ print("over", flush=True)
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_the_report_says_where_each_missing_rank_stands(tmp_path: Path, transport: str) -> None:
-    (tmp_path / "train.py").write_text(WHERE)
-    os.mkfifo(tmp_path / "go")
-    env = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "2", "HOROVOD_TRANSPORT": transport, "OMP_NUM_THREADS": "1"}
-    with Job(tmp_path, "-np", "3", [sys.executable, "train.py"], env=env) as job:
+    with stalled(tmp_path, 3, WHERE, 2, HOROVOD_TRANSPORT=transport) as job:
         (match,) = job.wait_for_line(r"horovod: warning: stall: (.*)", "stderr")
         assert "barrier" in match[1] and match[1].endswith(": missing rank 1, which did not call it"), match[1]
         job.wait_for_line(r"  rank 1 (stands at|has not said)", "stderr")  # it may be too busy to say
         (line,) = job.wait_for_line(r'    File "(.*)", line 7 in stands_here', "stderr")
         assert line[1].endswith("train.py")
         job.wait_for_line(r'    File ".*", line 9 in <module>', "stderr")
-        os.close(os.open(tmp_path / "go", os.O_WRONLY))
+        let_go(tmp_path)
         job.wait_for_line("over", count=3)
     assert "rank 0 stands" not in job.wait().stderr
 
@@ -212,15 +211,11 @@ def test_of_packages_between_the_report_shows_the_innermost_call_alone(tmp_path:
     package.mkdir()
     calls = "".join(f"def call{n}():\n    call{n - 1}()\n" for n in range(1, 20))
     (package / "deep.py").write_text(f"import os\ndef call0():\n    os.read(os.open('go', os.O_RDONLY), 1)\n{calls}")
-    (tmp_path / "train.py").write_text(
-        WHERE.replace('os.read(os.open("go", os.O_RDONLY), 1)', "import deep; deep.call19()")
-    )
-    os.mkfifo(tmp_path / "go")
-    env = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "0.5", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(package)}
-    with Job(tmp_path, "-np", "2", [sys.executable, "train.py"], env=env) as job:
+    script = WHERE.replace('os.read(os.open("go", os.O_RDONLY), 1)', "import deep; deep.call19()")
+    with stalled(tmp_path, 2, script, 0.5, PYTHONPATH=str(package)) as job:
         job.wait_for_line(r"  rank 1 (stands at|has not said)", "stderr")  # it may be too busy to say
         job.wait_for_line(r'    File ".*train.py", line 9 in <module>', "stderr")
-        os.close(os.open(tmp_path / "go", os.O_WRONLY))
+        let_go(tmp_path)
         job.wait_for_line("over", count=2)
     shown = [line.split()[-1] for line in job.wait().stderr.splitlines() if "    File " in line]
     assert shown[:3] == ["call0", "stands_here", "<module>"], shown
@@ -228,10 +223,7 @@ def test_of_packages_between_the_report_shows_the_innermost_call_alone(tmp_path:
 
 def test_a_main_thread_that_is_slow_to_answer_is_waited_for(tmp_path: Path) -> None:
     """As on a busy machine: here it takes the signal half a second after it was sent."""
-    (tmp_path / "train.py").write_text(
-        WHERE.replace(
-            "    stands_here()\n",
-            """
+    slow = """
     import signal
     asked = {signal.SIGRTMIN + 7}
     signal.pthread_sigmask(signal.SIG_BLOCK, asked)
@@ -239,35 +231,23 @@ def test_a_main_thread_that_is_slow_to_answer_is_waited_for(tmp_path: Path) -> N
     time.sleep(0.4)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, asked)
     stands_here()
-""",
-        )
-    )
-    os.mkfifo(tmp_path / "go")
-    env = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "1", "OMP_NUM_THREADS": "1"}
-    with Job(tmp_path, "-np", "2", [sys.executable, "train.py"], env=env) as job:
+"""
+    with stalled(tmp_path, 2, WHERE.replace("    stands_here()\n", slow), 1) as job:
         job.wait_for_line(r"  rank 1 stands at", "stderr")
-        os.close(os.open(tmp_path / "go", os.O_WRONLY))
+        let_go(tmp_path)
         assert "does not say" not in job.wait().stderr
 
 
 def test_a_script_keeps_its_own_handler(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(
-        WHERE.replace(
-            "hvd.init()",
-            """
+    own = """
 import signal
 def mine(*_):
     print("taken", flush=True)
 if os.environ["HOROVOD_RANK"] == "1":
     signal.signal(signal.SIGRTMIN + 7, mine)
-hvd.init()""",
-            1,
-        )
-    )
-    os.mkfifo(tmp_path / "go")
-    env = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "0.5", "OMP_NUM_THREADS": "1"}
-    with Job(tmp_path, "-np", "2", [sys.executable, "train.py"], env=env) as job:
+hvd.init()"""
+    with stalled(tmp_path, 2, WHERE.replace("hvd.init()", own, 1), 0.5) as job:
         job.wait_for_line(r"  rank 1 does not say where it stands", "stderr")
-        os.close(os.open(tmp_path / "go", os.O_WRONLY))
+        let_go(tmp_path)
         done = job.wait()
     assert done.code == 0 and "taken" not in done.stdout, done

@@ -17,10 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import numpy as np
 import pytest
+from support.jobs import our_environment
 from support.patience import Patience
 
 import horovod
+import horovod.core as hvd
 from horovod.core.exceptions import HorovodInternalError
 from horovod.launcher.function.run_task import dumps
 
@@ -57,8 +60,6 @@ class TwoArguments(Exception):
 
 
 def fail_on(failing: int) -> int:
-    import horovod.core as hvd
-
     hvd.init()
     if hvd.rank() == failing:
         raise OwnError(hvd.rank())
@@ -70,8 +71,6 @@ def test_a_thread_does_not_keep_a_rank_whose_function_has_raised(monkeypatch: py
     monkeypatch.setenv("HOROVOD_RAISED_GRACE_SECONDS", "0.1")
 
     def work() -> None:
-        import threading
-
         threading.Thread(target=threading.Event().wait).start()
         raise OwnError(0)
 
@@ -83,10 +82,6 @@ def test_results_come_in_rank_order() -> None:
     offset = 100
 
     def work(a: float, *, b: int) -> tuple[int, int, float]:
-        import numpy as np
-
-        import horovod.core as hvd
-
         hvd.init()
         return offset + hvd.rank(), hvd.size(), float(hvd.allreduce(np.array([a * (hvd.rank() + b)]), op=hvd.Sum)[0])
 
@@ -130,8 +125,6 @@ def test_exceptions_and_results_that_do_not_travel_are_named() -> None:
 
 def test_a_rank_that_ends_without_an_answer_is_named(tmp_path: Path) -> None:
     def leave(number: int) -> None:
-        import horovod.core as hvd
-
         hvd.init()
         hvd.barrier()
         other = tmp_path / "has left the barrier"
@@ -166,8 +159,6 @@ def test_a_rank_that_calls_exit_is_told_with_its_code(
 
 def test_a_lost_rank_is_named_by_the_error_of_the_others() -> None:
     def leave() -> None:
-        import horovod.core as hvd
-
         hvd.init()
         hvd.barrier()
         if hvd.rank() == 1:
@@ -230,7 +221,7 @@ def script(directory: Path, argument: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         text=True,
         cwd="/",
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env=our_environment(),
     )
 
 

@@ -17,10 +17,6 @@ WAITS = "signal.signal(signal.SIGUSR2, lambda *_: sys.exit()); ready()\nwhile Tr
 ALL = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 
 
-def agent_of(job: Job) -> int:
-    return next(pid for pid, command in job.pids().items() if "horovod.launcher.host.agent" in command)
-
-
 def test_a_mask_of_the_parent_stops_neither_horovodrun_nor_its_ranks(tmp_path: Path) -> None:
     """A service manager, a notebook or a pool of threads may leave one behind."""
     code = (
@@ -47,7 +43,7 @@ def test_a_parent_that_ignores_the_ends_of_children_changes_no_exit_code(tmp_pat
     assert subprocess.run(command, cwd=tmp_path, preexec_fn=ignores).returncode == 7
 
 
-@pytest.mark.parametrize("receiver", [Job.launcher, agent_of])
+@pytest.mark.parametrize("receiver", [Job.launcher, Job.agent])
 @pytest.mark.parametrize("kind", [[], ["--min-np", "1"]], ids=["fixed", "elastic"])
 def test_signals_for_users_reach_all_ranks_once(tmp_path: Path, receiver: object, kind: list[str]) -> None:
     """Slurm's --signal=USR1@60, for example."""
@@ -65,7 +61,7 @@ def test_signals_for_users_reach_all_ranks_once(tmp_path: Path, receiver: object
 def test_an_agent_that_was_sent_sigterm_is_named(tmp_path: Path) -> None:
     with Job(tmp_path, "-np", "2", python("ready(); signal.pause()")) as job:
         job.wait_ready(2)
-        os.kill(agent_of(job), signal.SIGTERM)
+        os.kill(job.agent(), signal.SIGTERM)
         done = job.wait()
     assert done.code == 143, done
     said = "horovodrun: the agent that holds the ranks of host localhost was sent SIGTERM by something outside this job"
@@ -77,7 +73,7 @@ def test_an_agent_that_was_sent_sigterm_is_named(tmp_path: Path) -> None:
 def test_a_worker_is_lost_with_an_agent_that_was_sent_sigterm(tmp_path: Path) -> None:
     with Job(tmp_path, "-np", "1", "--min-np", "1", python("ready(); signal.pause()")) as job:
         job.wait_ready(1)
-        os.kill(agent_of(job), signal.SIGTERM)
+        os.kill(job.agent(), signal.SIGTERM)
         job.wait_for_line("host localhost was lost: its agent was sent SIGTERM by something outside", "stderr")
         job.process.terminate()
         job.wait()

@@ -16,7 +16,7 @@ import termios
 from pathlib import Path
 
 import pytest
-from support.jobs import Job, python
+from support.jobs import Job, our_environment, python
 from support.patience import patiently, wait_until
 
 from horovod.launcher.host import processes
@@ -32,17 +32,13 @@ while True: signal.pause()
 """
 
 
-def environment(directory: Path) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TMPDIR": str(directory)}
-
-
 def test_ranks_are_asked_to_end_when_the_terminal_is_closed(tmp_path: Path) -> None:
     """What horovodrun says then cannot be written, and the signal comes more than once."""
     ours, terminal = pty.openpty()
     process = subprocess.Popen(
         [*RUN, *python(SAYS_WHEN_ASKED)],
         cwd=tmp_path,
-        env=environment(tmp_path),
+        env=our_environment(TMPDIR=str(tmp_path)),
         stdin=terminal,
         stdout=terminal,
         stderr=terminal,
@@ -64,7 +60,7 @@ def test_the_exit_code_is_the_ranks_own_if_stderr_is_closed_or_full(tmp_path: Pa
     fails = [*RUN, "--verbose", "sh", "-c", "exit 3"]
     for stderr in ("2>&-", "2>/dev/full"):
         done = subprocess.run(
-            ["sh", "-c", f'exec "$@" {stderr}', "sh", *fails], cwd=tmp_path, env=environment(tmp_path)
+            ["sh", "-c", f'exec "$@" {stderr}', "sh", *fails], cwd=tmp_path, env=our_environment(TMPDIR=str(tmp_path))
         )
         assert done.returncode == 3, stderr
 

@@ -8,6 +8,7 @@ import signal
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 from support.world import World, WorldPool
 
@@ -22,8 +23,6 @@ LEAST_S = STEPS * LATE_S / 2
 
 def train(late_rank: int, name: str, sets: list[int] | None = None) -> dict[str, Any]:
     """STEPS steps, of which one rank comes late to every one; the arrivals, as the difference to before."""
-    import numpy as np
-
     hvd.init()
     members = hvd.add_process_set(sets) if sets else hvd.global_process_set
     hvd.allreduce(np.ones(3), name="first")
@@ -66,8 +65,6 @@ def test_the_late_rank_is_named_with_the_time_that_the_others_waited(worlds: Wor
 
 def test_waits_are_summed_up_by_host_and_kept_over_a_new_start(worlds: WorldPool) -> None:
     def wait() -> tuple[dict[str, Any], dict[str, Any]]:
-        import numpy as np
-
         hvd.init()
         for _ in range(5):
             time.sleep(0.02 if hvd.rank() == 2 else 0)
@@ -91,8 +88,6 @@ def test_statistics_have_the_same_names_after_a_failure() -> None:
         return sorted(hvd.statistics())
 
     def fail() -> tuple[str, list[str]]:
-        import numpy as np
-
         if hvd.rank() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         with pytest.raises(hvd.HorovodInternalError):
@@ -111,8 +106,6 @@ def test_a_wait_of_more_than_a_second_counts_whole(worlds: WorldPool) -> None:
     """The script waits in slices of a second, to see signals."""
 
     def wait() -> float:
-        import numpy as np
-
         hvd.init()
         hvd.allreduce(np.ones(3), name="long")
         before = hvd.statistics()["arrivals"]["blocked_for_ranks_s"]
@@ -133,8 +126,6 @@ def test_an_early_call_that_waits_behind_other_work_blocks_nobody(worlds: WorldP
     """Its wait is counted, but no caller was blocked meanwhile: it was hidden behind the rank's own work."""
 
     def overlap() -> tuple[float, float]:
-        import numpy as np
-
         hvd.init()
         hvd.allreduce(np.ones(3), name="hidden")
         before = hvd.statistics()["arrivals"]

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parsed
 from prometheus_client.parser import text_string_to_metric_families as parsed_plain
@@ -30,6 +31,8 @@ from support.pages import ROOT, blocks_of
 from support.patience import LIMIT_S, patiently, wait_until
 from support.ports import free_ports, open_files
 from support.world import World
+
+import horovod.core as hvd
 
 LATE_S = 0.02
 STEPS = 5
@@ -60,10 +63,6 @@ def in_file(path: Path) -> Series:
 
 
 def train(steps: int = STEPS, late: int = 1) -> None:
-    import numpy as np
-
-    import horovod.core as hvd
-
     hvd.init()
     for _ in range(steps):
         time.sleep(LATE_S if hvd.rank() == late else 0)
@@ -72,8 +71,6 @@ def train(steps: int = STEPS, late: int = 1) -> None:
 
 def leave() -> list[str]:
     """The threads that are left."""
-    import horovod.core as hvd
-
     hvd.shutdown()
     return [thread.name for thread in threading.enumerate()]
 
@@ -145,8 +142,6 @@ def test_a_file_of_a_killed_rank_is_removed_and_no_other_file(tmp_path: Path) ->
 
 def test_without_a_setting_there_is_no_thread_and_nothing_is_loaded() -> None:
     def extras() -> tuple[list[str], bool]:
-        import horovod.core as hvd
-
         hvd.init()
         return [thread.name for thread in threading.enumerate()], "horovod.metrics" in sys.modules
 
@@ -200,8 +195,6 @@ def test_silent_strangers_hold_up_no_one_for_long_and_no_shutdown() -> None:
 
 def fork_and_exit(folder: str) -> int:
     """A child that ends as a script does, while its parent goes on."""
-    import horovod.core as hvd
-
     Path(folder, "0.prom").unlink()
     child = os.fork()
     if child == 0:

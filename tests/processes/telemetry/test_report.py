@@ -9,6 +9,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from processes.launcher.test_ssh import fake
 from support.jobs import Job, python, run_job
 
 TRAIN = """
@@ -60,8 +61,6 @@ def test_a_job_leaves_all_parts_and_no_secret(tmp_path: Path) -> None:
 
 
 def test_a_failure_is_in_the_report_of_all_hosts_that_have_a_part_and_others_are_named(tmp_path: Path) -> None:
-    from processes.launcher.test_ssh import fake
-
     code = TRAIN.replace("hvd.init()", "rank == 2 or hvd.init()").replace("range(3)", "range(3 * (rank < 2))")
     code = f"if rank == 2: sys.exit('rank 2 does not like {TOKEN}')\n" + code
     flags = ["-np", "3", "-H", "near:1,far:1,farther:1", "--network-interface", "lo", "--report", "report"]

@@ -8,12 +8,19 @@ import fcntl
 import json
 import signal
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.jobs import Job
 from support.world import WorldPool
+
+import horovod.core as hvd
+from horovod.trace.reader import Reader
+from horovod.trace.summary import summarize
 
 
 def load(path: Path) -> list[dict[str, Any]]:
@@ -42,10 +49,6 @@ def phases(events: list[dict[str, Any]], rank: int, tensor: str) -> list[str]:
 
 
 def work(path: str, other: str) -> None:
-    import numpy as np
-
-    import horovod.core as hvd
-
     hvd.init()
     for step in range(3):
         if step == 1:
@@ -122,8 +125,6 @@ def test_a_killed_job_leaves_a_file_that_can_be_read(tmp_path: Path) -> None:
 
 def test_a_timeline_that_cannot_be_written_is_an_error_that_names_it(worlds: WorldPool, tmp_path: Path) -> None:
     def start(path: str) -> str:
-        import horovod.core as hvd
-
         hvd.init()
         try:
             hvd.start_timeline(path)
@@ -138,13 +139,6 @@ def test_a_timeline_that_cannot_be_written_is_an_error_that_names_it(worlds: Wor
 
 
 def waiting(path: str) -> dict[str, Any]:
-    import threading
-    import time
-
-    import numpy as np
-
-    import horovod.core as hvd
-
     hvd.init()
     before = hvd.statistics()["arrivals"]
     hvd.start_timeline(path)
@@ -166,9 +160,6 @@ def waiting(path: str) -> dict[str, Any]:
 
 
 def test_waits_of_the_script_are_events_and_hold_what_statistics_count(worlds: WorldPool, tmp_path: Path) -> None:
-    from horovod.trace.reader import Reader
-    from horovod.trace.summary import summarize
-
     path = tmp_path / "t.json"
     counted = worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(waiting, str(path))
     events = load(path)

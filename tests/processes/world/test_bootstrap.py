@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import pytest
 from support.world import Outcome, World, WorldPool
 
+from horovod.core import native
 from horovod.settings import Settings
 from horovod.world import bootstrap, links
 
@@ -180,8 +181,6 @@ def test_ranks_that_disagree_on_a_setting_are_told_which() -> None:
 
 def test_ranks_of_two_builds_of_one_version_do_not_start() -> None:
     def of_another_build() -> object:
-        from horovod.core import native
-
         if os.environ["HOROVOD_RANK"] == "1":
             native.build_id = lambda: "0123456789ab"  # type: ignore[assignment]
         return connect_and_exchange()
@@ -191,17 +190,6 @@ def test_ranks_of_two_builds_of_one_version_do_not_start() -> None:
             assert re.search(
                 r"the installed version of Horovod: \S+ \(build \w+\) on rank 0, \S+ \(build 0123456789ab\)", text
             )
-
-
-def test_a_missing_rank_is_named_after_the_start_timeout() -> None:
-    def all_but_rank_1() -> object:
-        return None if os.environ["HOROVOD_RANK"] == "1" else connect_and_exchange()
-
-    with World(3, {"HOROVOD_START_TIMEOUT": "5"}) as world:
-        outcomes = world.run_each(all_but_rank_1)
-    for text in errors([outcomes[0], outcomes[2]]):
-        assert "waited 5 s in init for rank 1 of 3, which has not called init; here: ranks 0, 2" in text
-        assert "hint:" in text
 
 
 def test_a_wrong_secret_is_an_error_in_that_rank_and_the_server_keeps_running() -> None:
@@ -229,14 +217,3 @@ def test_two_processes_that_claim_one_rank_are_told() -> None:
     with World(2, {"HOROVOD_START_TIMEOUT": "5"}, env_of_rank=lambda rank: {"HOROVOD_RANK": "0"}) as world:
         outcomes = world.run_each(connect_and_exchange)
     assert sum("two processes are rank 0" in text for text in errors(outcomes)) == 1
-
-
-def test_no_descriptor_is_left_after_many_generations(worlds: WorldPool) -> None:
-    def count_after() -> int:
-        for _ in range(10):
-            connect_and_exchange()
-        return len(os.listdir("/proc/self/fd"))
-
-    for env in ({}, {"HOROVOD_TRANSPORT": "tcp"}):
-        world = worlds(2, env)
-        assert world.run(count_after) == world.run(count_after)

@@ -4,13 +4,22 @@ them; and a forked child is none of the job."""
 
 from __future__ import annotations
 
+import gc
 import os
+import re
+import threading
+import time
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.extent import THOROUGH, later
 from support.memory import PARTS, held_kib, steady_growth_kib
 from support.world import World, WorldPool
+
+import horovod.core as hvd
+from horovod.core import context, exceptions
 
 CYCLES = 100 if THOROUGH else 24
 WARM_UP = 10  # until allocators and caches have what they keep
@@ -20,17 +29,6 @@ MAX_GROWTH_KIB = 6 * 1024  # a leaked segment would be 13 MiB a generation, a le
 def run_cycles(cycles: int, end: str) -> dict[str, Any]:
     """What this process holds after the warm-up and at the end, and its memory (KiB) eight times between;
     each generation reduces, and ends as `end` says."""
-    import gc
-    import re
-    import threading
-    import time
-    from pathlib import Path
-
-    import numpy as np
-
-    import horovod.core as hvd
-    from horovod.core import context, exceptions
-
     gc.disable()  # a generation is released when it ends, not when the garbage is collected next
 
     def threads_now() -> int:
@@ -91,10 +89,6 @@ def test_many_generations_leave_nothing_behind(transport: str, end: str) -> None
 
 def call_in_a_child() -> str:
     """What a forked child gets from a rank's job, in a line a call."""
-    import numpy as np
-
-    import horovod.core as hvd
-
     hvd.init()
     hvd.allreduce(np.ones(3), name="x")
     reading, writing = os.pipe()

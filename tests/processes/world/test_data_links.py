@@ -10,11 +10,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.patience import LIMIT_S, Patience
 from support.ports import open_files
 from support.world import World, WorldPool
 
+import horovod.core as hvd
+from horovod.core import context
+from horovod.world import links
 from horovod.world.channel import AuthenticationError, authenticate_client
 
 
@@ -35,43 +39,19 @@ def listening_sockets() -> int:
 
 
 # Each rank counts when all have ended the step, and none has begun the next one: a faster rank would open its links.
-def initialize() -> None:
-    import horovod.core as hvd
-
-    hvd.init()
-
-
 def broadcast_once() -> None:
-    import numpy as np
-
-    import horovod.core as hvd
-
     assert hvd.broadcast(np.full(10, float(hvd.rank())), 0, name="b").max() == 0
 
 
 def reduce_once() -> None:
-    import numpy as np
-
-    import horovod.core as hvd
-
     for size in (3, 3_000_000):
         assert hvd.allreduce(np.ones(size, np.float32), op=hvd.Sum, name=f"a.{size}").max() == hvd.size()
 
 
 def reduce_and_gather() -> None:
-    import numpy as np
-
-    import horovod.core as hvd
-
     for step in range(50):
         hvd.allreduce(np.ones(1 + step % 3), name=f"x.{step % 3}")
         hvd.allgather(np.ones(1 + hvd.rank()), name="g")
-
-
-def shut_down() -> None:
-    import horovod.core as hvd
-
-    hvd.shutdown()
 
 
 CONTROL, DATA = 2, 2  # sockets of a leader with rank 0; of a pair that moves data
@@ -91,7 +71,7 @@ def test_a_collective_opens_the_links_that_it_uses_and_init_none(
     world = worlds(4, {} if transport == "4" else {"HOROVOD_TRANSPORT": transport})
     for _ in range(2):
         by_step = []
-        for step in (initialize, broadcast_once, reduce_once, reduce_and_gather, shut_down):
+        for step in (hvd.init, broadcast_once, reduce_once, reduce_and_gather, hvd.shutdown):
             world.run(step)
             by_step.append(world.run(connected_sockets))
         for rank, counts in enumerate(zip(*by_step, strict=True)):
@@ -102,10 +82,6 @@ def test_a_collective_opens_the_links_that_it_uses_and_init_none(
 
 def test_a_process_set_of_two_ranks_opens_their_links_alone() -> None:
     def reduce_in_a_set() -> list[int]:
-        import numpy as np
-
-        import horovod.core as hvd
-
         hvd.init(process_sets=[pair := hvd.ProcessSet([1, 2])])
         before = connected_sockets()
         if hvd.rank() in pair.ranks:
@@ -120,11 +96,6 @@ def test_a_process_set_of_two_ranks_opens_their_links_alone() -> None:
 
 def work(victim: int, kind: str, by: str) -> Any:
     """The first allreduce; `victim` does something to itself when a data link is opened `by` it or to it."""
-    import numpy as np
-
-    import horovod.core as hvd
-    from horovod.world import links
-
     real_connect, real_serve = links.Mesh.link_with, links.Mesh._serve
 
     def happens() -> None:
@@ -209,19 +180,12 @@ def test_a_rank_that_neither_connects_nor_listens_is_not_waited_for() -> None:
 
 def test_a_stranger_at_the_port_of_data_links_is_refused() -> None:
     def port() -> int:
-        import horovod.core as hvd
-        from horovod.core import context
-
         hvd.init()
         opener = context.current().world.opener
         assert opener is not None
         return int(opener._mesh.port)
 
     def reduce() -> float:
-        import numpy as np
-
-        import horovod.core as hvd
-
         return float(hvd.allreduce(np.ones(3), op=hvd.Sum, name="x")[0])
 
     with World(2, {"HOROVOD_TRANSPORT": "tcp"}) as world:

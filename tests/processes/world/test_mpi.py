@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.jobs import python, run_job
+from support.jobs import run_job
 from support.started import Folder, environment, mpi
 
 COMMUNICATORS = r"""
@@ -69,21 +69,23 @@ os.write(1, f"{hvd.mpi_built()} {hvd.mpi_enabled()} {hvd.mpi_threads_supported()
 """
 
 
+def run(folder: Path, ranks: int, code: str, name: str = "mpich", **env: str) -> subprocess.CompletedProcess[str]:
+    mpirun, program = mpi(name)
+    command = [*mpirun, "-np", str(ranks), program, "-c", code]
+    own = environment(Folder(folder).home, **env)
+    return subprocess.run(command, env=own, capture_output=True, text=True, check=False)
+
+
 @pytest.mark.parametrize("name", ["mpich", "openmpi"])
 @pytest.mark.parametrize("way", [pytest.param("mpi", marks=pytest.mark.thorough), "tcp"])
 def test_init_and_process_sets_take_communicators(tmp_path: Path, name: str, way: str) -> None:
-    mpirun, program = mpi(name)
-    folder = Folder(tmp_path)
-    env = environment(folder.home, HOROVOD_CPU_OPERATIONS=way)
-    command = [*mpirun, "-np", "4", program, "-c", COMMUNICATORS]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    done = run(tmp_path, 4, COMMUNICATORS, name, HOROVOD_CPU_OPERATIONS=way)
     used = way == "mpi"
     assert done.stdout.count(f"True {used} {used}") == 4, done  # lines of ranks may run into each other
     assert done.returncode == 0, done
 
 
 def test_a_script_may_end_mpi_by_itself(tmp_path: Path) -> None:
-    mpirun, program = mpi("mpich")
     code = """
 import time
 import numpy as np
@@ -95,28 +97,16 @@ MPI.Finalize()
 time.sleep(0.5)
 print("end")
 """
-    env = environment(Folder(tmp_path).home, HOROVOD_CPU_OPERATIONS="mpi")
-    done = subprocess.run(
-        [*mpirun, "-np", "2", program, "-c", code], env=env, capture_output=True, text=True, check=False
-    )
+    done = run(tmp_path, 2, code, HOROVOD_CPU_OPERATIONS="mpi")
     assert (done.returncode, done.stdout.count("end")) == (0, 2), done
 
 
 def test_a_call_of_init_that_is_wrong_on_one_rank_ends_the_others_soon(tmp_path: Path) -> None:
     """MPI is the script's: MPI_Finalize would wait for the others, and they in init for this rank."""
-    mpirun, program = mpi("mpich")
     code = "from mpi4py import MPI; import horovod.core as hvd; hvd.init(process_sets=[3] * MPI.COMM_WORLD.rank)"
-    env = environment(Folder(tmp_path).home, HOROVOD_START_TIMEOUT="1000")
-    command = [*mpirun, "-np", "2", program, "-c", code]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    done = run(tmp_path, 2, code, HOROVOD_START_TIMEOUT="1000")
     assert done.returncode != 0
     assert "InvalidRequestError: init(process_sets=[3]): expected a list of ProcessSet" in done.stderr, done
-
-
-def test_without_mpi4py_the_error_says_so(tmp_path: Path) -> None:
-    done = run_job(tmp_path, ["-np", "2", "--transport", "mpi"], python("hvd.init()"))
-    assert done.code != 0
-    assert "HOROVOD_TRANSPORT=mpi cannot be used: mpi4py is not installed" in done.stderr, done.stderr
 
 
 def test_under_horovodrun_mpi_knows_of_one_process_only(tmp_path: Path) -> None:

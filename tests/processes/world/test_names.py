@@ -3,24 +3,21 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
+import numpy as np
 import pytest
 from support.extent import later
-from support.memory import steady_growth_kib
+from support.memory import held_kib, steady_growth_kib
 from support.world import WorldPool
+
+import horovod.core as hvd
 
 
 def use_names(count: int, ahead: int, recurring: int) -> dict[str, Any]:
     """Reduces under `count` names, `ahead` of them in flight at once, in an order that is this rank's own; between
     them `recurring` names that come back all the time."""
-    import random
-
-    import numpy as np
-    from support.memory import held_kib
-
-    import horovod.core as hvd
-
     hvd.init()
     order = random.Random(hvd.rank())
     ranks, size = hvd.rank(), hvd.size()
@@ -58,10 +55,6 @@ def test_more_names_than_are_remembered(
 
 def repeat_names() -> tuple[int, int]:
     """How many requests took the slow way while forty names came back: as seen early, and later."""
-    import numpy as np
-
-    import horovod.core as hvd
-
     hvd.init()
     before = hvd.statistics()["slow_requests"]  # the world may have been used
     seen = []
@@ -94,10 +87,6 @@ def test_a_name_that_has_gone_leaves_nothing_in_memory(worlds: WorldPool) -> Non
 
 
 def use_groups(groups: int, tensors: int, named: bool) -> dict[str, Any]:
-    import numpy as np
-
-    import horovod.core as hvd
-
     hvd.init()
     for step in range(groups):
         values = [np.array([step + i], np.int32) for i in range(tensors)]
@@ -121,10 +110,6 @@ def test_groups_of_many_tensors_make_room_for_each_other(
 
 def test_a_name_that_is_too_long_is_shown_once(worlds: WorldPool) -> None:
     def run() -> list[str]:
-        import numpy as np
-
-        import horovod.core as hvd
-
         hvd.init()
         texts = []
         for call in (

@@ -6,19 +6,22 @@ What any job does works there as in a star.
 
 from __future__ import annotations
 
-import os
+import random
 import re
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from processes.failures.test_stall import let_go, stalled
 from support.extent import SLACK_S, later
-from support.jobs import Job, stderr_of
 from support.patience import Patience, wait_until
 from support.world import World, WorldPool, shut_down_alone
+
+import horovod.core as hvd
+from horovod.core import exceptions
 
 HOSTS = 9
 STEPS = 20
@@ -29,10 +32,6 @@ STAR = {**DYNAMIC, "HOROVOD_RELAYS_ABOVE_HOSTS": str(HOSTS)}
 
 def messages_of_steps() -> int:
     """That this rank's leader gets, and its records, in STEPS steps of one tensor whose name is known."""
-    import numpy as np
-
-    import horovod.core as hvd
-
     hvd.init()
 
     def step() -> None:
@@ -55,13 +54,6 @@ def test_rank_0_speaks_with_relays_alone(worlds: WorldPool) -> None:
 
 def test_names_shapes_joins_and_sets_work_in_a_tree(worlds: WorldPool) -> None:
     def run() -> bool:
-        import random
-
-        import numpy as np
-
-        import horovod.core as hvd
-        from horovod.core import exceptions
-
         hvd.init()
         rank, size = hvd.rank(), hvd.size()
         total = size * (size + 1) / 2
@@ -101,10 +93,6 @@ def test_names_shapes_joins_and_sets_work_in_a_tree(worlds: WorldPool) -> None:
 
 def test_more_names_than_are_remembered_come_and_go_in_a_tree() -> None:
     def run() -> bool:
-        import numpy as np
-
-        import horovod.core as hvd
-
         hvd.init()
         for step in range(60):
             name = f"name.{step % 25}"
@@ -117,10 +105,6 @@ def test_more_names_than_are_remembered_come_and_go_in_a_tree() -> None:
 
 
 def reduce_for_ever(folder: str) -> None:
-    import numpy as np
-
-    import horovod.core as hvd
-
     hvd.init()
     for step in range(10**9):
         hvd.allreduce(np.ones(3, np.float32), name="small")
@@ -173,21 +157,17 @@ print("done", flush=True)
 
 @pytest.mark.slow("a tree of many ranks")
 def test_a_stall_report_names_the_missing_ranks_of_groups(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT)
-    for rank in (4, 5, 8):
-        os.mkfifo(tmp_path / f"go{rank}")
-    env = {**TREE, "HOROVOD_STALL_CHECK_TIME_SECONDS": "1", "OMP_NUM_THREADS": "1"}
-    env["HOROVOD_PRETEND_HOSTS"] = ",".join(["1"] * HOSTS)
-    with Job(tmp_path, "-np", str(HOSTS), [sys.executable, "train.py"], env=env) as job:
+    env = {**TREE, "HOROVOD_PRETEND_HOSTS": ",".join(["1"] * HOSTS)}
+    with stalled(tmp_path, HOSTS, SCRIPT, 1, "go4", "go5", "go8", **env) as job:
         (match,) = job.wait_for_line(r"horovod: warning: stall: (.*)", "stderr")
         expected = r"ranks 0, 1, 2, 3, 6, 7 waited \d+\.\d s for `allreduce\.x`: missing ranks 4, 5, 8, which did not"
         assert re.match(expected, match[1]), match[1]
         job.wait_for_line(r"  rank 5 (stands at|has not said)", "stderr")  # it may be too busy to say
         for rank in (4, 5, 8):
-            os.close(os.open(tmp_path / f"go{rank}", os.O_WRONLY))
+            let_go(tmp_path, f"go{rank}")
         job.wait_for_line("done", count=HOSTS)
         done = job.wait()
-    assert done.code == 0, stderr_of(done)
+    assert done.code == 0, done.stderr
 
 
 # Its relay alone hears its signs of life.

@@ -11,12 +11,20 @@ eight kilobytes per batch; a long run finds it.
 from __future__ import annotations
 
 import os
+import random
+import re
+import time
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.extent import THOROUGH, later
-from support.memory import steady_growth_kib
+from support.memory import held_kib, steady_growth_kib
 from support.world import WorldPool
+
+import horovod.core as hvd
+from horovod.core import requests
 
 BATCHES = int(os.environ.get("SOAK_BATCHES", "12000" if THOROUGH else "1000"))
 LEAK_BYTES_PER_BATCH = 16  # of about six operations
@@ -25,17 +33,6 @@ LIMIT_S = 240 + BATCHES / 20
 
 
 def soak(wanted: int, seed: int) -> dict[str, Any]:
-    import random
-    import re
-    import time
-    from pathlib import Path
-
-    import numpy as np
-    from support.memory import held_kib
-
-    import horovod.core as hvd
-    from horovod.core import requests
-
     requests.MAX_ENTRIES = 512  # its caches are full soon, and do not look like a leak while they fill
     hvd.init(process_sets="dynamic")
     rank, size = hvd.rank(), hvd.size()
@@ -133,7 +130,6 @@ def soak(wanted: int, seed: int) -> dict[str, Any]:
 
 @pytest.mark.thorough
 @pytest.mark.slow("1,000 batches")
-@pytest.mark.slow
 @pytest.mark.timeout(2 * LIMIT_S + 60)
 @pytest.mark.parametrize("transport", ["shm", later("tcp")])
 def test_nothing_grows_while_everything_is_right(worlds: WorldPool, transport: str) -> None:
@@ -145,8 +141,6 @@ def test_nothing_grows_while_everything_is_right(worlds: WorldPool, transport: s
 
 
 def problems_of(seen: list[Any]) -> list[Any]:
-    import numpy as np
-
     limit = max(NOISE_KIB, BATCHES / 2 * LEAK_BYTES_PER_BATCH / 1024)
     problems: list[Any] = []
     for rank, one in enumerate(seen):

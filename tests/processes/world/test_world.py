@@ -84,11 +84,3 @@ def test_a_hang_names_the_ranks_shows_where_they_stand_and_ends_them(tmp_path: P
             os.kill(pid, 0)
     with world:  # later tests of a module that has it are not to fail for that
         assert world.run(rank) == [0, 1]
-
-
-def test_a_rank_that_dies_in_a_call_is_named() -> None:
-    with World(2) as world:
-        call = world.start(lambda: rank() and os._exit(3))
-        outcomes = call.outcomes()
-        assert (outcomes[0].ok, outcomes[1].died) == (True, "exited with code 3")
-        assert not world.healthy

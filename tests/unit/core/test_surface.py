@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import horovod
+from horovod.common import exceptions, util
 from horovod.core import missing
 
 SURFACE: dict[str, dict[str, dict[str, Any]]] = json.loads(Path(__file__).with_name("horovod_surface.json").read_text())
@@ -302,16 +303,12 @@ def test_before_init_the_queries_about_the_build_answer() -> None:
 
 def test_gpu_available_asks_the_framework(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch", reason="not run: torch is not installed")
-    from horovod.common import util
-
     for is_there in (True, False):
         monkeypatch.setattr(torch.cuda, "is_available", lambda answer=is_there: answer)
         assert util.gpu_available("torch") == util.gpu_available("horovod.torch") == is_there
 
 
 def test_the_old_helpers_do_what_their_names_say() -> None:
-    from horovod.common import exceptions, util
-
     assert util.is_iterable([]) and not util.is_iterable(3)
     assert [util.num_rank_is_power_2(n) for n in (0, 1, 2, 3, 4, 6, 8)] == [False, True, True, False, True, False, True]
     assert util.split_list([1, 2, 3, 4, 5], 2) == [[1, 2, 3], [4, 5]]

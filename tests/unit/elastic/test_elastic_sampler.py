@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,8 +27,6 @@ def test_nothing_left_is_nothing_for_anybody() -> None:
 
 
 def test_the_order_is_that_of_random_with_seed_and_epoch() -> None:
-    import random
-
     expected = list(range(10))
     random.Random(3 + 4).shuffle(expected)
     assert order_of(10, True, 3, 4) == expected

@@ -68,11 +68,6 @@ def test_a_broken_word_is_refused_and_never_taken(word: dict[str, Any], data: st
         assert json.loads(json.dumps(packed(got))) == json.loads(json.dumps({**broken, "word": packed(got)["word"]}))
 
 
-def test_no_members_at_all_are_a_list_too() -> None:
-    with pytest.raises(WordError, match="expected a list of workers"):
-        unpacked_message({**packed(MESSAGES[0]), "members": {}})
-
-
 @given(JSON)
 def test_anything_else_is_refused(data: Any) -> None:
     with pytest.raises(WordError):

@@ -107,6 +107,17 @@ def trained(state: State, function: Callable[..., Any], *arguments: Any) -> Any:
     return run_fn(function, lambda: None)(state, *arguments)
 
 
+def raising(*errors: Exception) -> Callable[[Any], None]:
+    """Raises one of them in each world."""
+    left = iter(errors)
+
+    def train(state: Any) -> None:
+        for error in left:
+            raise error
+
+    return train
+
+
 def test_in_a_static_job_the_state_is_synced_once_and_errors_are_the_scripts() -> None:
     synced: list[int] = []
 
@@ -129,7 +140,7 @@ def test_in_a_static_job_the_state_is_synced_once_and_errors_are_the_scripts() -
     assert wrapped(state, 1, second=2) == 3 and synced == [1]
     assert (wrapped.__name__, wrapped.__doc__) == ("train", "What it does.")
     with pytest.raises(HorovodInternalError, match="a rank is gone"):
-        trained(state, lambda state: (_ for _ in ()).throw(RankLostError("a rank is gone")))
+        trained(state, raising(RankLostError("a rank is gone")))
 
 
 def test_a_loss_takes_values_back_to_the_commit_and_syncs(begin: Any) -> None:
@@ -211,14 +222,8 @@ def test_callbacks_run_after_every_change_before_the_sync(begin: Any) -> None:
 
     state = Watched(lambda value: value, lambda: 0, x=1)
     state.register_reset_callbacks([lambda: events.append("first"), lambda: events.append("second")])
-    errors = iter([RankLostError("1"), HostsUpdatedInterrupt()])
-
-    def train(state: Any) -> None:
-        events.append("train")
-        for error in errors:
-            raise error
-
-    trained(state, train)
+    train = raising(RankLostError("1"), HostsUpdatedInterrupt())
+    trained(state, lambda state: events.append("train") or train(state))
     again = ["reset", "first", "second"]
     assert events == ["sync", "train", *again, "sync", "train", *again, "train"]
 
@@ -286,14 +291,8 @@ def test_an_error_of_the_script_is_told_and_leaves(begin: Any) -> None:
 @pytest.mark.parametrize("kind", [MismatchError, DeadlockError])
 def test_a_disagreement_of_the_ranks_is_the_scripts_but_a_refusal_is_not(begin: Any, kind: type) -> None:
     script = begin((True, 2), (True, 2))
-    errors = [kind("calls differ"), PeerRefusedError("the peer's call was wrong")]
-
-    def train(state: Any) -> None:
-        if errors:
-            raise errors.pop()
-
     with pytest.raises(kind, match="calls differ"):
-        trained(state_of(), lambda state: train(state) or train(state))
+        trained(state_of(), raising(PeerRefusedError("the peer's call was wrong"), kind("calls differ")))
     assert script.log == [("loss", (1, 0)), ("raised", kind)]
 
 
@@ -330,15 +329,9 @@ def test_nothing_is_heard_of_a_world_that_is_being_left(begin: Any) -> None:
     script = begin((True, 2), (True, 3))
     heard = []
     script.while_joining = lambda: heard.append(script.heard)
-    errors = iter([HostsUpdatedInterrupt()])
-
-    def train(state: Any) -> None:
-        assert script.heard is not None
-        for error in errors:
-            raise error
-
-    trained(state_of(), train)
-    assert heard == [None]
+    train = raising(HostsUpdatedInterrupt())
+    trained(state_of(), lambda state: heard.append(script.heard) or train(state))
+    assert callable(heard[0]) and heard[1] is None and callable(heard[2])
 
 
 def test_when_the_training_is_over_the_next_one_is_as_in_a_static_job(begin: Any) -> None:
@@ -346,7 +339,7 @@ def test_when_the_training_is_over_the_next_one_is_as_in_a_static_job(begin: Any
     trained(state_of(), lambda state: None)
     script.is_done = True
     with pytest.warns(UserWarning, match="what runs now is not elastic"), pytest.raises(RankLostError):
-        trained(state_of(), lambda state: (_ for _ in ()).throw(RankLostError("a rank is gone")))
+        trained(state_of(), raising(RankLostError("a rank is gone")))
     assert script.log == ["finish"]
 
 
@@ -389,24 +382,14 @@ def test_an_interrupt_is_none_less_if_the_world_has_ended_meanwhile(begin: Any, 
 
     script = begin((True, 2), (False, 1))
     monkeypatch.setattr(contexts, "_current", Ended())
-    errors = iter([HostsUpdatedInterrupt()])
-
-    def train(state: Any) -> None:
-        for error in errors:
-            raise error
-
-    run(train)(state_of())
+    run(raising(HostsUpdatedInterrupt()))(state_of())
     assert script.log == [("orderly", (1, 0)), "finish"]
 
 
 def test_who_is_told_to_stop_exits_well(begin: Any) -> None:
     script = begin((True, 2))
-
-    def train(state: Any) -> None:
-        raise HostsUpdatedInterrupt
-
     with pytest.raises(SystemExit) as caught:
-        trained(state_of(), train)
+        trained(state_of(), raising(HostsUpdatedInterrupt()))
     assert caught.value.code == 0 and script.log == [("orderly", (1, 0))]
 
 
@@ -461,9 +444,9 @@ def test_a_state_that_commits_in_its_own_way_works(begin: Any, monkeypatch: Any)
     assert seen == [0, 1] and script.log[0] == ("loss", (1, 1))
 
     begin((True, 2), (True, 1))
-    joiner, errors = Own(), [RankLostError("before the first commit")]
+    joiner = Own()
     monkeypatch.setattr(joiner, "_bcast_object", lambda value: max(value, 7))
-    trained(joiner, lambda state: (_ for _ in ()).throw(errors.pop()) if errors else None)
+    trained(joiner, raising(RankLostError("before the first commit")))
     assert joiner.kept == 7, "a sync() of one's own saves nothing"
 
 

@@ -38,11 +38,16 @@ class Watcher:
         raise AssertionError(why)
 
 
-def test_nothing_is_left_of_the_agent_of_a_host_that_is_not_ready(tmp_path: Path) -> None:
+def started(folder: Path) -> tuple[Watcher, selectors.BaseSelector, AgentGroup]:
     watcher, selector = Watcher(), selectors.DefaultSelector()
-    job = Job(["no-such-command"], [], str(tmp_path), dict(os.environ))
+    job = Job(["no-such-command"], [], str(folder), dict(os.environ))
     rendezvous = SimpleNamespace(address="127.0.0.1", port=1)
-    group = watcher.group = AgentGroup(job, selector, watcher, b"secret", rendezvous, [])
+    watcher.group = AgentGroup(job, selector, watcher, b"secret", rendezvous, [])
+    return watcher, selector, watcher.group
+
+
+def test_nothing_is_left_of_the_agent_of_a_host_that_is_not_ready(tmp_path: Path) -> None:
+    watcher, selector, group = started(tmp_path)
     before = len(os.listdir("/proc/self/fd"))
     for count in (1, 2):
         group.call(["localhost"])
@@ -60,10 +65,7 @@ def test_only_so_many_agents_start_at_a_time_however_their_hosts_are_called(
 ) -> None:
     """Elastic jobs call each host alone."""
     monkeypatch.setattr(agents, "_STARTING_AT_A_TIME", 2)
-    watcher, selector = Watcher(), selectors.DefaultSelector()
-    job = Job(["no-such-command"], [], str(tmp_path), dict(os.environ))
-    rendezvous = SimpleNamespace(address="127.0.0.1", port=1)
-    group = watcher.group = AgentGroup(job, selector, watcher, b"secret", rendezvous, [])
+    watcher, selector, group = started(tmp_path)
     for number in range(4):
         group.call([f"localhost.{number}"])
         assert len(group.links) <= 2

@@ -19,6 +19,7 @@ import pytest
 from support.extent import SLACK_S
 from support.patience import wait_until
 
+import horovod.core as hvd
 from horovod import __version__
 from horovod.launcher.function.answers import answer_of, memory, read
 from horovod.launcher.function.run_task import dumps
@@ -232,8 +233,6 @@ class Tap(threading.Thread):
 
 
 def where(given: int) -> tuple[Any, ...]:
-    import horovod.core as hvd
-
     hvd.init()
     environment = current_environment()
     print(f"agent of session {os.getsid(os.getppid())}")

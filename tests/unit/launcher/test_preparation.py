@@ -102,26 +102,19 @@ def test_the_line_to_the_launcher_ends_with_it(preparation: Preparation) -> None
     assert line.has_ended()
 
 
-def test_the_line_to_the_launcher_is_given_up_after_its_time_and_not_after_a_few_questions(
-    preparation: Preparation,
+@pytest.mark.parametrize(("silence_s", "asks", "given_up_ms"), [(2.5, 1, 2500), (0.0, 0, 0)])
+def test_the_line_to_the_launcher_is_given_up_after_its_time_or_never(
+    preparation: Preparation, silence_s: float, asks: int, given_up_ms: int
 ) -> None:
+    """And not after a few questions."""
     with contextlib.closing(RendezvousServer(SECRET)) as server:
-        preparation.prepare(order(addresses=["127.0.0.1"], port=server.port, silence_s=2.5))
-        line = preparation.choose("127.0.0.1")
-        assert line is not None
-        with socket.socket(fileno=os.dup(line.fileno())) as seen:
-            assert seen.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
-            assert seen.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 2500
-
-
-def test_a_line_that_may_be_silent_for_ever_asks_nothing(preparation: Preparation) -> None:
-    with contextlib.closing(RendezvousServer(SECRET)) as server:
-        preparation.prepare(order(addresses=["127.0.0.1"], port=server.port, silence_s=0.0))
+        preparation.prepare(order(addresses=["127.0.0.1"], port=server.port, silence_s=silence_s))
         line = preparation.choose("127.0.0.1")
         assert line is not None
         preparation.ask()
         with socket.socket(fileno=os.dup(line.fileno())) as seen:
-            assert seen.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 0
+            assert seen.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == asks
+            assert seen.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == given_up_ms
 
 
 def test_agents_of_the_launchers_machine_need_no_line(preparation: Preparation) -> None:

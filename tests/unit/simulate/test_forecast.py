@@ -15,6 +15,7 @@ import pytest
 from support.forecasts import PROFILE
 from support.pages import ROOT
 
+from horovod.bench.gradients import resnet50_shapes
 from horovod.simulate.__main__ import main
 from horovod.simulate.costs import Cluster, batch_s, negotiation_s
 from horovod.simulate.draws import NOT_FITTED, Measured, Ranges, agreeing, band_of, drawn
@@ -165,8 +166,6 @@ def test_the_tables_of_layers_have_the_papers_sizes(name: str) -> None:
 
 
 def test_resnet50_has_the_gradients_of_the_benchmark() -> None:
-    from horovod.bench.gradients import resnet50_shapes
-
     assert sorted(layer.parameters for layer in layers_of("resnet50")) == sorted(map(np.prod, resnet50_shapes()))
 
 
@@ -374,48 +373,6 @@ def test_the_documentation_has_the_presets() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "text"),
-    [
-        ({"format": "other"}, 'profile.json is not a profile (its "format" is "other", not "horovod-profile")'),
-        ({"version": 7}, 'field "version": got 7, this version of Horovod reads 1\nhint: record it again'),
-        ({"step_ms": [1.0] * 19}, 'field "step_ms": expected 20 steps or more, got 19\nhint: record a job that trains'),
-        ({"step_ms": None}, 'field "step_ms": expected a list of 20 steps or more, got null'),
-        ({"backward_ms": {"median": 0}}, 'field "backward_ms": the job made no backward pass'),
-        ({"backward_ms": 4}, 'field "backward_ms": expected a table, got 4'),
-        ({"forward_ms": {"median": -1}}, 'field "forward_ms.median": expected a number of 0 or more, got -1'),
-        ({"gradients": {"name": ["a"]}}, 'field "gradients": expected lists name, dtype, bytes and ready_ms'),
-        ({"gradients": dict.fromkeys(("name", "dtype", "bytes", "ready_ms"), [])}, 'field "gradients": it has none'),
-    ],
-)
-def test_a_profile_that_does_not_fit_is_an_error_that_names_the_field(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], text: str
-) -> None:
-    assert main(["forecast", written(tmp_path, **changes), "--link", "10gbit-tcp", "--ranks-a-host", "2"]) == 1
-    error = capsys.readouterr().err
-    assert error.startswith("horovod.simulate: ") and text in error
-
-
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [
-        ({"network": "pigeon"}, 'field "network": expected "tcp" or "rdma"'),
-        ({"gbit": 0}, 'field "gbit": expected a number of 0.001 or more'),
-        ({"utilisation": [0.9]}, 'field "utilisation": expected the lowest and the highest value'),
-        ({"utilisation": [0, 0.5]}, 'field "utilisation": expected the lowest and the highest value'),
-        ({"interference": [-1, 0]}, 'field "interference": expected the lowest and the highest value'),
-        ({"latency_us": [9, 1]}, 'field "latency_us": expected the lowest and the highest value'),
-    ],
-)
-def test_a_link_that_does_not_fit_is_an_error_that_names_the_field(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], text: str
-) -> None:
-    link = tmp_path / "link.json"
-    link.write_text(json.dumps({**LINK, **changes}))
-    assert main(["forecast", written(tmp_path), "--link", str(link), "--ranks-a-host", "2"]) == 1
-    assert text in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
     ("arguments", "text"),
     [
         ([], "expected a profile or --model, one of them"),
@@ -448,7 +405,8 @@ def test_what_cannot_be_forecast_is_said(
     [
         ("--hosts", "2,1", "expected numbers that grow"),
         ("--hosts", "0", "expected a number from 1 to 100000"),
-        ("--calibrate", "2:101", "expected HOSTS:PERCENT"),
+        ("--calibrate", "2:101", "'2:101': expected HOSTS:PERCENT"),
+        ("--calibrate", "x", "'x': expected HOSTS:PERCENT, such as 2:91.9"),
         ("--step-ms", "inf", "expected a number from 0.001 to 1e+09"),
     ],
 )

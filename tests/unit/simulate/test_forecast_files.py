@@ -23,6 +23,7 @@ LINK: dict[str, Any] = {
     "hosts": 2,
 }
 NAN, INFINITY = float("nan"), float("inf")
+PAIR = "expected the lowest and the highest value"
 
 
 def saved(folder: Path, name: str, content: Any) -> str:
@@ -50,6 +51,13 @@ def error_of(profile: str, link: str, capsys: pytest.CaptureFixture[str]) -> str
         ({"step_ms": [1e308] * 20}, 'field "step_ms[0]": expected a number of at most 1e+15, got 1e+308'),
         ({"gradients": {**GRADIENTS, "name": 3}}, 'field "gradients": expected lists name, dtype, bytes and ready_ms'),
         ({"step_ms": {}}, 'field "step_ms": expected a list of 20 steps or more, got {}'),
+        ({"step_ms": [1.0] * 19}, 'field "step_ms": expected 20 steps or more, got 19\nhint: record a job that trains'),
+        ({"backward_ms": {"median": 0}}, 'field "backward_ms": the job made no backward pass'),
+        ({"backward_ms": 4}, 'field "backward_ms": expected a table, got 4'),
+        ({"forward_ms": {"median": -1}}, 'field "forward_ms.median": expected a number of 0 or more, got -1'),
+        ({"gradients": {"name": ["a"]}}, 'field "gradients": expected lists name, dtype, bytes and ready_ms'),
+        ({"gradients": dict.fromkeys(GRADIENTS, [])}, 'field "gradients": it has none'),
+        ({"version": 7}, 'field "version": got 7, this version of Horovod reads 1\nhint: record it again'),
         ({"busy_ranks": "two"}, 'field "busy_ranks": expected a whole number from 1 to 100000, got "two"'),
         ({"busy_ranks": None}, 'field "busy_ranks": expected a whole number from 1 to 100000, got null'),
         ({"busy_ranks": [2]}, 'field "busy_ranks": expected a whole number from 1 to 100000, got [2]'),
@@ -105,31 +113,18 @@ def test_a_row_of_the_gradients_that_does_not_fit_is_named(
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        (
-            {"utilisation": [80, 95]},
-            'field "utilisation": expected the lowest and the highest value, both from 0.0001 to 1',
-        ),
-        (
-            {"utilisation": [True, True]},
-            'field "utilisation": expected the lowest and the highest value, both from 0.0001',
-        ),
-        (
-            {"interference": [10, 20]},
-            'field "interference": expected the lowest and the highest value, both from 0 to 5',
-        ),
-        (
-            {"latency_us": [5e-324, 9]},
-            'field "latency_us": expected the lowest and the highest value, both from 0.001 to',
-        ),
+        ({"utilisation": [80, 95]}, f'field "utilisation": {PAIR}, both from 0.0001 to 1'),
+        *(({"utilisation": pair}, f'field "utilisation": {PAIR}') for pair in ([True, True], [0.9], [0, 0.5])),
+        *(({"interference": pair}, f'field "interference": {PAIR}, both from 0 to 5') for pair in ([10, 20], [-1, 0])),
+        *(({"latency_us": pair}, f'field "latency_us": {PAIR}, both from 0.001 to') for pair in ([5e-324, 9], [9, 1])),
+        ({"network": "pigeon"}, 'field "network": expected "tcp" or "rdma"'),
+        ({"gbit": 0}, 'field "gbit": expected a number of 0.001 or more'),
         ({"hosts": 2.7}, 'field "hosts": expected a whole number from 1 to 100000, got 2.7'),
         ({"hosts": 1e30}, 'field "hosts": expected a number of at most 1e+15, got 1e+30'),
         ({"hosts": 0}, 'field "hosts": expected a whole number from 1 to 100000, got 0'),
         ({"gbit": NAN}, 'field "gbit": expected a number of at most 1e+15, got NaN'),
         ({"gbit": "10"}, 'field "gbit": expected a number of 0.001 or more, got "10"'),
-        (
-            {"utilization": [0.5, 0.6]},
-            'field "utilization": not known, expected one of format, version, network, gbit,',
-        ),
+        ({"utilization": [0.5, 0.6]}, 'field "utilization": not known, expected one of format, version, network, '),
         ({"version": 2}, 'field "version": got 2, this version of Horovod reads 1\nhint: write version 1\n'),
     ],
 )

@@ -52,6 +52,10 @@ class Script:
         self.clock.time += 10
         self.recorder.updated()
 
+    def train(self, steps: int) -> None:
+        for _ in range(steps):
+            self.step()
+
 
 def test_the_parts_of_a_step_are_written_after_the_last_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "profile.json"
@@ -83,8 +87,7 @@ def test_the_parts_of_a_step_are_written_after_the_last_one(tmp_path: Path, caps
 
 def test_a_script_that_ends_early_leaves_what_it_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = Script(tmp_path / "profile.json")
-    for _ in range(31):
-        script.step()
+    script.train(31)
     script.recorder.end()
     assert "the profile of 20 steps is in" in capsys.readouterr().err
     assert len(read_profile(str(tmp_path / "profile.json")).work.samples) == 20
@@ -92,8 +95,7 @@ def test_a_script_that_ends_early_leaves_what_it_has(tmp_path: Path, capsys: pyt
 
 def test_too_few_steps_are_said_and_not_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = Script(tmp_path / "profile.json")
-    for _ in range(30):
-        script.step()
+    script.train(30)
     script.recorder.end()
     error = capsys.readouterr().err
     assert "warning: no profile was written: it needs 31 training steps, the job made 30, of which 29 can" in error
@@ -114,19 +116,16 @@ def test_an_optimizer_without_a_gradient_is_told_what_is_recorded(
 def test_a_script_whose_input_is_not_seen_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = Script(tmp_path / "profile.json")
     script.recorder.zeroed = lambda: None  # type: ignore[method-assign]
-    for _ in range(71):
-        script.step()
+    script.train(71)
     assert "so the time for the input counts as forward\nhint: call it after the batch" in capsys.readouterr().err
     assert read_profile(str(tmp_path / "profile.json")).work.samples[0] == 95
 
 
 def test_a_step_that_a_gradient_scaler_leaves_out_is_not_recorded(tmp_path: Path) -> None:
     script = Script(tmp_path / "profile.json")
-    for _ in range(40):
-        script.step()
+    script.train(40)
     script.backward()  # and no step of the optimizer
-    for _ in range(40):
-        script.step()
+    script.train(40)
     content = json.loads((tmp_path / "profile.json").read_text())
     assert content["step_ms"] == [85] * 60
 
@@ -135,8 +134,7 @@ def test_a_file_that_cannot_be_written_does_not_end_the_training(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script = Script(tmp_path / "none" / "profile.json")
-    for _ in range(71):
-        script.step()
+    script.train(71)
     assert "warning: cannot write the profile: " in capsys.readouterr().err
 
 
@@ -144,8 +142,7 @@ def test_a_profile_of_many_gradients_stays_small(tmp_path: Path) -> None:
     script = Script(
         tmp_path / "profile.json", tuple(f"a.module.with.a.long.name.{number:04}.weight" for number in range(1500))
     )
-    for _ in range(71):
-        script.step()
+    script.train(71)
     text = (tmp_path / "profile.json").read_text()
     assert len(text) < 100_000 and len(read_profile(str(tmp_path / "profile.json")).work.sizes) == 1500
 
