@@ -142,6 +142,7 @@ def test_pytorchs_optimizer_state_is_compared_by_the_call_and_if_asked_before_st
         assert first[3].startswith("2: before step 3 of the optimizer that updates `bias`, the ranks differ in `")
 
 
+@pytest.mark.slow("compiles or trains with another framework")
 @pytest.mark.check
 def test_jax_names_the_leaf_of_parameters_and_of_the_state(worlds: WorldPool) -> None:
     def run() -> list[str]:

@@ -286,6 +286,7 @@ def test_the_small_digits_have_the_shape_of_mnist(mnist: ModuleType) -> None:
     assert digits.train_images.max() == 255 and set(digits.test_labels) == set(range(10))
 
 
+@pytest.mark.slow("runs an example")
 def test_the_benchmark_prints_a_table_and_writes_its_record(tmp_path: Path) -> None:
     record = tmp_path / "record.json"
     command = [sys.executable, "-m", "horovod.bench", "allreduce", "-np", "2", "--sizes", "4,64K", "--rounds", "3"]
@@ -320,6 +321,7 @@ def test_the_gradients_are_reduced_and_timed(tmp_path: Path) -> None:
     assert sides == ["hvd", "gloo_each", "gloo_buckets"], result.stdout
 
 
+@pytest.mark.slow("runs an example")
 @pytest.mark.parametrize("text", ["5", "0", "64Q", ""])
 def test_sizes_that_make_no_sense_are_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="expected"):

@@ -39,6 +39,7 @@ def test_without_lightning_or_with_an_old_one_the_error_says_what_to_install(mon
         _ = lightning.HorovodStrategy
 
 
+@pytest.mark.slow("trains with Lightning")
 def test_two_ranks_train_as_one_with_whole_batches_and_a_rank_that_fails_ends_the_other(tmp_path: Path) -> None:
     script = Path(__file__).with_name("lightning_ranks.py")
     done = run(tmp_path, str(script), str(tmp_path))

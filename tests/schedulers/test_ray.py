@@ -101,6 +101,7 @@ def test_a_module_has_horovods_names_parameters_and_defaults(module: str) -> Non
     surface.test_a_module_has_horovods_names_parameters_and_defaults(module)
 
 
+@pytest.mark.slow("jobs on Ray")
 def test_every_call(ranks: RayExecutor) -> None:
     assert ranks.run(place) == [(0, 2, 0, 1), (1, 2, 1, 1)]
     assert ranks.run(total, [2.0], {"scale": 3.0}) == [18.0, 18.0]
@@ -214,6 +215,7 @@ def test_callbacks_get_what_ranks_log(ranks: RayExecutor) -> None:
     assert ranks.run(total, [1.0]) == [3.0, 3.0]
 
 
+@pytest.mark.slow("jobs on Ray")
 def test_a_rank_that_is_killed_is_the_cause(own: RayExecutor) -> None:
     def function() -> None:
         hvd.init()
@@ -436,6 +438,7 @@ class Group:
         return self._workers[rank].call.remote("execute_function", (function, args, {}))
 
 
+@pytest.mark.slow("jobs on Ray")
 def test_the_backend_for_ray_train_makes_ranks_and_lets_them_leave(own: RayExecutor) -> None:
     """With Ray Train itself: test_ray_libraries.py, in full."""
     group, config = Group(own), HorovodConfig(timeout_s=60)

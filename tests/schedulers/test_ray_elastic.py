@@ -76,6 +76,7 @@ def is_right(results: list[tuple[int, int, int, float]], size: int) -> None:
     assert all(step >= 10 and total == step * (step + 1) / 2 for _, _, step, total in results)
 
 
+@pytest.mark.slow("jobs on Ray")
 def test_a_worker_that_is_killed_is_replaced(folder: Path) -> None:
     executor = RayExecutor(SETTINGS, min_workers=2, max_workers=2)
     executor.start(extra_env_vars={"OF_A_TEST": "seen"})

@@ -71,6 +71,7 @@ def parameters_of_torch() -> list[tuple[dict[str, Any], str]]:
     ]
 
 
+@pytest.mark.slow("jobs of Spark")
 @pytest.mark.parametrize("number", range(5))
 def test_a_parameter_that_cannot_be_pickled_is_named(store: LocalStore, number: int) -> None:  # noqa: F811
     given, text = parameters_of_torch()[number]

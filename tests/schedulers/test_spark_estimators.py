@@ -130,6 +130,7 @@ def trained(xor: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, An
     return estimator, estimator.fit(xor), root
 
 
+@pytest.mark.slow("jobs of Spark")
 def test_torch_learns_xor_in_sparks_tasks(trained: Any) -> None:
     _, model, root = trained
     history = model.getHistory()
@@ -147,6 +148,7 @@ def test_torch_learns_xor_in_sparks_tasks(trained: Any) -> None:
     assert not list(root.rglob("*.part"))
 
 
+@pytest.mark.slow("jobs of Spark")
 def test_transform_gives_what_the_module_answers(xor: Any, trained: Any) -> None:
     _, model, _ = trained
     frame = xor.selectExpr("v", "cast(y as double) as y", "y as label").limit(300)
@@ -304,6 +306,7 @@ def keras_estimator(store: Store | None, **others: Any) -> Any:
     return KerasEstimator(**{**given, **others})
 
 
+@pytest.mark.slow("jobs of Spark")
 def test_keras_learns_xor_and_its_model_is_saved(
     xor: Any, store: LocalStore, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -76,6 +76,7 @@ def train(factor: float, offset: float = 0.0) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow("jobs of Spark")
 @pytest.mark.parametrize("supervisor", ["driver", later("task")])
 def test_results_come_by_rank_and_output_goes_where_the_caller_says(supervisor: str) -> None:
     out, err = io.StringIO(), io.BytesIO()
@@ -91,6 +92,7 @@ def test_results_come_by_rank_and_output_goes_where_the_caller_says(supervisor: 
     assert b"horovodrun: all hosts are ready" in err.getvalue()
 
 
+@pytest.mark.slow("jobs of Spark")
 def test_jobs_follow_each_other_and_num_proc_is_inferred(capsys: pytest.CaptureFixture[str]) -> None:
     """The default output is sys.stdout, whatever it is."""
     for offset in (1.0, 2.0):
@@ -101,6 +103,7 @@ def test_jobs_follow_each_other_and_num_proc_is_inferred(capsys: pytest.CaptureF
     assert err.count("horovod.spark: 2 processes, inferred from spark.default.parallelism\n") == 2
 
 
+@pytest.mark.slow("jobs of Spark")
 def test_the_script_of_the_page_prints_what_it_shows(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch", reason="not run: torch is not installed")
     (script,) = scripts_of(ROOT / "docs" / "spark.md")
@@ -302,6 +305,7 @@ def on_rows(*arguments: Any, **more: Any) -> list[Any]:
     return horovod.spark.run_on_dataframe(*arguments, **{"num_proc": 2, "verbose": 0, **quiet, **more})
 
 
+@pytest.mark.slow("jobs of Spark")
 @pytest.mark.parametrize("rows", [1003, pytest.param(3, marks=pytest.mark.thorough)])
 def test_ranks_read_equally_many_rows_of_a_frame_and_no_row_twice(spark: Any, rows: int) -> None:
     """Spark's partitions are of unequal length. The frame's row that is left out is another one in the next epoch."""
@@ -366,6 +370,7 @@ def test_a_driver_that_tasks_cannot_reach(monkeypatch: pytest.MonkeyPatch) -> No
         run(train, (1.0,), stderr=io.StringIO())
 
 
+@pytest.mark.slow("jobs of Spark")
 @pytest.mark.parametrize("variables", [{}, {"SPARK_CONNECT_MODE_ENABLED": "1"}])
 def test_without_a_session_the_error_says_so(variables: dict[str, str]) -> None:
     code = "import horovod.spark as hs; hs.run(print)"

@@ -16,6 +16,7 @@ from support.started import Folder, environment
 MOST = 1.02  # control messages
 
 
+@pytest.mark.slow("a job on several hosts")
 @pytest.mark.parametrize("slots", [(2, 2), (3, 1), (1, 1, 1, 1), (2, 1, 2)], ids=str)
 def test_no_more_leaves_a_host_than_must(cluster: MakeCluster, tmp_path: Path, slots: tuple[int, ...]) -> None:
     made = cluster(len(slots))

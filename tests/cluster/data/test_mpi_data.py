@@ -17,6 +17,7 @@ from horovod.core.native import DTYPE_NAMES
 DTYPES = DTYPE_NAMES if THOROUGH else ("float32", "bfloat16")
 
 
+@pytest.mark.slow("a job on several hosts")
 @pytest.mark.parametrize(
     "name", ["mpich", "openmpi", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("openmpi4", "intel"))]
 )

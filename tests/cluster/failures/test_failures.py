@@ -125,6 +125,7 @@ def test_the_end_of_the_launcher_ends_all_hosts(cluster: MakeCluster, tmp_path: 
         assert done.code == 128 + number
 
 
+@pytest.mark.slow("a job on several hosts")
 def test_broken_connections_with_horovodrun_end_nothing(cluster: MakeCluster, tmp_path: Path) -> None:
     """A device between the hosts may reset them while all is well."""
     one, two = cluster(2).hosts

@@ -53,7 +53,7 @@ if rank != victim:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slow("a job on two hosts for each moment")
 @pytest.mark.parametrize(
     ("point", "action", "victim"), CASES if THOROUGH else random.Random(SEED).sample(CASES, 3), ids=str
 )

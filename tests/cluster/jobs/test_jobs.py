@@ -22,6 +22,7 @@ def lines_of(done: Done) -> list[str]:
     return sorted(done.stdout.splitlines())
 
 
+@pytest.mark.slow("a job on several hosts")
 def test_two_hosts_give_the_bits_of_two_pretended_hosts(cluster: MakeCluster, tmp_path: Path) -> None:
     one, _ = cluster(2).hosts
     seen = lines_of(run_job(tmp_path, HOSTS, python(COLLECTIVES), on=one))
@@ -79,6 +80,7 @@ def test_flags_choose_the_way_to_other_hosts(cluster: MakeCluster, tmp_path: Pat
     assert lines_of(done) == [f"[{rank}]<stdout>:{one.address} 2" for rank in range(2)]
 
 
+@pytest.mark.slow("a job on several hosts")
 def test_a_job_is_seen_from_each_of_its_hosts(cluster: MakeCluster, tmp_path: Path) -> None:
     one, two, three = cluster(3).hosts
     command, enough = script(tmp_path, "hosts")

@@ -69,6 +69,7 @@ def call(folder: Path, options: str, on: Host) -> subprocess.CompletedProcess[st
 NO_MPIRUN = shutil.which("mpirun") is None and os.environ.get("REQUIRE_CLUSTER") != "1"
 
 
+@pytest.mark.slow("a job on several hosts")
 @pytest.mark.parametrize(
     "options",
     [

@@ -19,6 +19,7 @@ from support.started import MPI_SLOTS, Folder, assert_world, end_of, environment
 HOSTS = {"host0": [0, 1], "host1": [2, 3]}
 
 
+@pytest.mark.slow("a job on several hosts")
 @pytest.mark.parametrize("name", [later(name) if name == "intel" else name for name in MPI_SLOTS])
 def test_mpirun_starts_a_world_over_two_hosts(cluster: MakeCluster, tmp_path: Path, name: str) -> None:
     made = cluster(2)

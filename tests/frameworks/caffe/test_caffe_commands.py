@@ -116,6 +116,7 @@ def called(folder: str, *arguments: str) -> tuple[int, str]:
         os.chdir(before)
 
 
+@pytest.mark.slow("trains LeNet")
 def test_lenet_trains_tests_and_goes_on(lenet: Path, worlds: WorldPool) -> None:
     solver = lenet / "lenet_solver.prototxt"
     edit(solver, max_iter=60, display=20, snapshot=30, test_initialization="false", random_seed=1)

@@ -58,6 +58,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow("many broken files")
 @pytest.mark.parametrize("case", WRONG)
 def test_an_error_names_the_file_the_line_and_the_nearest_name(case: str, tmp_path: Path) -> None:
     text, expected = WRONG[case]

@@ -56,6 +56,7 @@ def jax_worlds(worlds: WorldPool) -> Any:
     return contract.any_transport(jax_world, worlds)
 
 
+@pytest.mark.slow("compiles with XLA")
 @pytest.mark.parametrize(("size", "framework", "dtype"), WHAT_TO_RUN)
 def test_results(jax_worlds: Any, size: int, framework: str, dtype: str) -> None:
     for wrong in jax_worlds(size).run(results.wrong_rows, framework, dtype):

@@ -56,6 +56,7 @@ def test_gradients_are_those_of_the_other_frameworks(world: World, case: str) ->
         assert seen == [expected[rank]] * 4
 
 
+@pytest.mark.slow("compiles with XLA")
 def test_derivatives_in_forward_mode_and_of_derivatives(world: World) -> None:
     def run() -> None:
         x = jnp.arange(3.0) + hvd.rank()

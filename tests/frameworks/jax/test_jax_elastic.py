@@ -72,6 +72,7 @@ def test_what_is_saved_outlives_a_step_that_donates_its_arrays(two: World) -> No
     assert two.run(run) == [[[0.0, 0.0], [0.0, 0.0], [1.0, 1.0]]] * 2
 
 
+@pytest.mark.slow("compiles with XLA")
 def test_objects_of_nnx_keep_their_identity_and_their_own_random_streams(two: World) -> None:
     nnx = pytest.importorskip("flax.nnx", reason="not run: flax is not installed")
     del nnx
@@ -105,6 +106,7 @@ def test_objects_of_nnx_keep_their_identity_and_their_own_random_streams(two: Wo
     assert first[1] != second[1], "and each rank has dropped others"
 
 
+@pytest.mark.slow("compiles with XLA")
 def test_training_survives_losses_and_changes_and_ends_as_if_nothing_had_been(two: World) -> None:
     """A rank leaves while the other one waits in a compiled step, whose error is JAX's own."""
 

@@ -45,6 +45,7 @@ AT_ONCE = STEP + "if hvd.rank() == 1: os.kill(os.getpid(), signal.SIGKILL)\nhvd.
 IN_COMPILED = "(JaxRuntimeError: UNAVAILABLE|XlaRuntimeError: .*Buffer Definition Event): .*rank 1 "
 
 
+@pytest.mark.slow("jobs that import JAX")
 @pytest.mark.parametrize(
     ("script", "cause", "error"),
     [
@@ -82,6 +83,7 @@ except hvd.HorovodInternalError as error:
 )
 
 
+@pytest.mark.slow("jobs that import JAX")
 def test_a_call_outside_of_compiled_functions_raises_the_jobs_error_for_results_of_many_steps(tmp_path: Path) -> None:
     """JAX's own error for such an array says once for each step that it could not go on."""
     (tmp_path / "train.py").write_text(GONE_ON)
@@ -108,6 +110,7 @@ if hvd.rank() == 0:
 """
 
 
+@pytest.mark.slow("jobs that import JAX")
 def test_a_rank_that_is_done_finishes_what_is_under_way(tmp_path: Path) -> None:
     """JAX returns before a function has run. Rank 1 ends without looking at its results."""
     (tmp_path / "train.py").write_text(UNDER_WAY)

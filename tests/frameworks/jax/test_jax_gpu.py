@@ -60,6 +60,7 @@ def test_a_function_for_cuda_calls_the_handler(worlds: WorldPool) -> None:
     assert calls == 2 and "for rocm is not supported: expected a function for the CPU or CUDA" in said
 
 
+@pytest.mark.slow("compiles with XLA")
 def test_the_host_does_not_wait_for_the_gpu(worlds: WorldPool) -> None:
     def run() -> tuple[list[float], str]:
         hvd = started()
@@ -75,6 +76,7 @@ def test_the_host_does_not_wait_for_the_gpu(worlds: WorldPool) -> None:
     assert world_of(worlds).run(run) == [([1.0, 2.5], "")] * 2
 
 
+@pytest.mark.slow("compiles with XLA")
 def test_each_operation(world: World) -> None:
     def run() -> tuple[dict[str, Any], str]:
         rank = started().rank()
@@ -103,6 +105,7 @@ def test_each_operation(world: World) -> None:
     ]
 
 
+@pytest.mark.slow("compiles with XLA")
 def test_a_program_may_begin_with_empty_tensors() -> None:
     """They have no address that tells the GPU, and no operation came before."""
 
@@ -165,6 +168,7 @@ def test_a_function_of_a_world_that_is_over(worlds: WorldPool) -> None:
         assert error is not None and error.startswith("Horovod was shut down") and value == [4.0]
 
 
+@pytest.mark.slow("compiles with XLA")
 def test_a_commit_hears_of_what_failed_after_the_launch() -> None:
     def run() -> str:
         hvd = started()

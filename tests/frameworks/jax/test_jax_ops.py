@@ -57,6 +57,7 @@ def test_a_pytree_is_reduced_gathered_and_copied_leaf_by_leaf(world: World, name
     world.run(run, name)
 
 
+@pytest.mark.slow("compiles with XLA")
 def test_an_empty_pytree_is_refused_and_several_tensors_where_one_is_meant(world: World) -> None:
     def run() -> None:
         from jax.experimental import sparse

@@ -34,6 +34,7 @@ for _ in range(45):
 """
 
 
+@pytest.mark.slow("jobs that import JAX")
 def test_in_optax_multi_steps_each_pass_is_a_step_with_its_reduction(tmp_path: Path) -> None:
     """It calls the optimizer in each pass, and a real job reduces then."""
     pytest.importorskip("optax", reason="not run: optax is not installed")
@@ -48,6 +49,7 @@ def test_in_optax_multi_steps_each_pass_is_a_step_with_its_reduction(tmp_path: P
     assert sorted(content["gradients"]["name"]) == ["0", "1", "2"]
 
 
+@pytest.mark.slow("jobs that import JAX")
 def test_a_compiled_step_leaves_a_profile_of_each_gradient(tmp_path: Path) -> None:
     pytest.importorskip("optax", reason="not run: optax is not installed")
     command = [sys.executable, "-c", TRAIN]

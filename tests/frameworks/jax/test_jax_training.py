@@ -64,6 +64,7 @@ COMPILED = [(OPTIONS[0], True), *(later(options, True) for options in OPTIONS[1:
 AT_ONCE = [(OPTIONS[0], False), *(later(options, False) for options in OPTIONS[1:])]
 
 
+@pytest.mark.slow("compiles with XLA")
 @pytest.mark.parametrize(("options", "is_compiled"), [*COMPILED, *AT_ONCE], ids=str)
 def test_two_ranks_train_as_one_with_the_whole_batch(world: World, options: dict[str, Any], is_compiled: bool) -> None:
     def run(options: dict[str, Any], is_compiled: bool) -> tuple[bool, list[float]]:
@@ -262,6 +263,7 @@ def test_a_set_that_is_not_registered_is_refused(world: World) -> None:
     world.run(run)
 
 
+@pytest.mark.slow("compiles with XLA")
 @pytest.mark.parametrize("is_compiled", [True, pytest.param(False, marks=pytest.mark.thorough)])
 def test_batches_are_normalized_as_if_they_were_one(world: World, is_compiled: bool) -> None:
     pytest.importorskip("flax", reason="not run: flax is not installed")
@@ -306,6 +308,7 @@ def test_batches_are_normalized_as_if_they_were_one(world: World, is_compiled: b
     world.run(run, is_compiled)
 
 
+@pytest.mark.slow("compiles with XLA")
 def test_batches_are_normalized_by_the_layer_for_nnx(world: World) -> None:
     pytest.importorskip("flax", reason="not run: flax is not installed")
 
@@ -350,6 +353,7 @@ def test_batches_are_normalized_by_the_layer_for_nnx(world: World) -> None:
     world.run(run)
 
 
+@pytest.mark.slow("compiles with XLA")
 def test_keras_reduces_inside_of_its_compiled_step(worlds: WorldPool) -> None:
     def run() -> tuple[int, float]:
         import keras

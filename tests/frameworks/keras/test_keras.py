@@ -59,6 +59,7 @@ def difference_to_one_process(name: str, legacy: str = "", scale: float = 1.0) -
     return float(np.max(np.abs(trained(True) - trained(False))))
 
 
+@pytest.mark.slow("trains with Keras")
 @pytest.mark.oldest_tensorflow
 @pytest.mark.parametrize(("world", "name"), BACKENDS_AND_OPTIMIZERS, indirect=["world"])
 def test_training_equals_one_process_on_the_whole_batch(world: World, name: str) -> None:
@@ -226,6 +227,7 @@ def test_tf_keras_in_a_graph_of_tensorflow_1(legacy: World) -> None:
     assert np.allclose(first[1], [0.1, 0.01, 0.001])
 
 
+@pytest.mark.slow("trains with Keras")
 def test_a_model_that_is_built_by_its_first_batch_starts_as_the_root_does(world: World) -> None:
     def run(jit: bool) -> list[Any]:
         keras.utils.set_random_seed(hvd.rank())

@@ -221,6 +221,7 @@ def fit_with(events: dict[int, str], legacy: bool, options: dict[str, Any]) -> A
 EVENTS = {2: "loss", 5: "update", 8: "loss"}
 
 
+@pytest.mark.slow("trains with Keras")
 @pytest.mark.parametrize("every", [later(1), 2])
 def test_a_fit_that_is_interrupted_trains_as_many_batches_as_one_that_is_not(either: Either, every: int) -> None:
     plain = either.world.run(fit_with, {}, either.legacy, {})
@@ -231,6 +232,7 @@ def test_a_fit_that_is_interrupted_trains_as_many_batches_as_one_that_is_not(eit
     assert plain[0][0] == disturbed[0][0], "bit for bit"
 
 
+@pytest.mark.slow("trains with Keras")
 def test_a_loss_at_the_end_of_an_epoch_takes_back_to_its_last_commit_only(tensorflow: World) -> None:
     """The commit of an epoch's last batch is that of the epoch's end: so nothing is left to be resumed behind it."""
     plain = tensorflow.run(fit_with, {}, False, {})
@@ -255,6 +257,7 @@ def weights_after_passes(interrupted: bool) -> Any:
     return [np.asarray(weight.numpy()).tolist() for weight in model.trainable_weights], ours.numbers(model)[-2]
 
 
+@pytest.mark.slow("trains with Keras")
 def test_passes_of_a_step_that_was_interrupted_begin_anew(tensorflow: World) -> None:
     assert tensorflow.run(weights_after_passes, True) == tensorflow.run(weights_after_passes, False)
 

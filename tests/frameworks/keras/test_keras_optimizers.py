@@ -108,6 +108,7 @@ def test_host_values(tensorflow: World) -> None:
     assert tensorflow.run(run) == [[1.5, [1.0, 4.0], [0, 1], [0, 1], [2.0 * rank]] for rank in range(2)]
 
 
+@pytest.mark.slow("trains with Keras")
 def test_one_list_of_callbacks_starts_several_models(tensorflow: World, legacy: World) -> None:
     def run() -> list[list[float]]:
         callbacks = [tf_hvd.callbacks.BroadcastGlobalVariablesCallback(0)]

@@ -234,6 +234,7 @@ def test_steps_that_xla_compiles_reduce(world: World) -> None:
     assert world.run(run) == [[[4.0] * 3, [3.0] * 2]] * 2
 
 
+@pytest.mark.slow("trains with TensorFlow")
 def test_torch_and_tensorflow_share_one_engine(world: World) -> None:
     pytest.importorskip("torch", reason="not run: torch is not installed")
 

@@ -58,6 +58,7 @@ def profiled(folder: Path, script: str, ranks: int) -> tuple[Done, dict[str, Any
     return done, json.loads(path.read_text()) if path.exists() else {}
 
 
+@pytest.mark.slow("a job that imports TensorFlow")
 def test_keras_fit_leaves_a_profile_of_each_gradient(tmp_path: Path) -> None:
     done, content = profiled(tmp_path, KERAS, 2)
     assert done.code == 0 and "the times for the input and for the update count as forward" in done.stderr, done

@@ -85,6 +85,7 @@ def test_a_rank_may_have_no_rows(world: World) -> None:
     assert world.run(run) == [[[0, 2], [1.0, 3.0]], [[2, 2], [1.0, 3.0]]]
 
 
+@pytest.mark.slow("trains with TensorFlow")
 def test_training_with_fit_equals_one_process(world: World) -> None:
     def run() -> float:
         random = np.random.default_rng(2)

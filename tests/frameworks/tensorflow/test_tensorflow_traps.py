@@ -193,6 +193,7 @@ def test_gradients_are_reduced_while_backward_still_runs(world: World) -> None:
     assert world.run(run) == [[[9.0, 12.0], [3.0, 6.0]]] * 2
 
 
+@pytest.mark.slow("trains with TensorFlow")
 def test_shapes_that_change_leave_nothing_behind(world: World) -> None:
     """A node prepares its request if a shape comes twice, and lets go of the one for the shape before."""
 

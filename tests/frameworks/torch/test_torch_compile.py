@@ -70,6 +70,7 @@ def dynamic_outputs() -> Any:
     return config.patch(capture_dynamic_output_shape_ops=True)
 
 
+@pytest.mark.slow("compiles with PyTorch")
 def test_compiled_collectives_have_the_values_and_gradients_of_eager_ones(worlds: WorldPool) -> None:
     def run() -> int:
         hvd.init()
@@ -104,6 +105,7 @@ def test_inductor_compiles_them_as_well(two: World) -> None:
     assert two.run(run) == [0] * 2
 
 
+@pytest.mark.slow("compiles with PyTorch")
 def test_the_operators_are_what_torch_expects_of_them(two: World) -> None:
     def run() -> list[str]:
         ops, size, index = vars(torch)["ops"].horovod, hvd.size(), hvd.rank()
@@ -220,6 +222,7 @@ def test_no_pass_of_the_compiler_drops_folds_or_reorders_a_collective(two: World
         assert [name for name in orders[0] if "late" in name] == [name for name in orders[1] if "late" in name]
 
 
+@pytest.mark.slow("compiles with PyTorch")
 def test_in_place_forms_ranks_and_sets_in_a_compiled_function(worlds: WorldPool) -> None:
     def run() -> bool:
         hvd.init()
@@ -319,6 +322,7 @@ def test_a_graph_that_may_not_hold_a_gather_is_broken_there_and_meets_ranks_that
         assert seen[0] == seen[1] == seen[2]
 
 
+@pytest.mark.slow("compiles with PyTorch")
 def test_a_list_in_place_of_a_process_set_is_refused_and_the_other_rank_does_not_wait(worlds: WorldPool) -> None:
     def run() -> list[str]:
         hvd.init()

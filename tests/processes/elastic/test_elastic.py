@@ -298,6 +298,7 @@ def test_a_joiner_that_calls_an_operation_too_early_hears_why(tmp_path: Path) ->
         job.wait()
 
 
+@pytest.mark.slow("an elastic job of several worlds")
 def test_a_script_without_a_state_runs_as_in_any_job(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import numpy as np\nimport horovod.torch as hvd\nimport torch\nhvd.init()\n"

@@ -307,6 +307,7 @@ CASES = {
 DAILY = ("core-hierarchical",)
 
 
+@pytest.mark.slow("an elastic job of several worlds")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in DAILY else pytest.mark.thorough) for name in CASES]
 )

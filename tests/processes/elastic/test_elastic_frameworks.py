@@ -154,6 +154,7 @@ def job_of(tmp_path: Path, name: str, *flags: str, hosts: str | None = None) -> 
 DAILY = ("jax",)
 
 
+@pytest.mark.slow("an elastic job of several worlds")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in DAILY else pytest.mark.thorough) for name in SCRIPTS]
 )
@@ -168,6 +169,7 @@ def test_a_killed_worker_is_replaced_and_no_step_is_lost(tmp_path: Path, name: s
     assert any(int(steps) > 0 for steps in re.findall(r"enter 2 \d 2 (\d+)", said)), "it has got the others' state"
 
 
+@pytest.mark.slow("an elastic job of several worlds")
 @pytest.mark.parametrize(
     "name",
     [

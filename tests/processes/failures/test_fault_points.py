@@ -233,7 +233,7 @@ def check_launcher(case: Case, done: Done, text: str) -> None:
     ), text
 
 
-@pytest.mark.slow
+@pytest.mark.slow("a job for each of many moments")
 @pytest.mark.parametrize("case", [*chosen(), *random_cases()], ids=str)
 def test_a_job_ends_as_promised_whatever_happens_at_a_named_or_a_random_moment(case: Case, folder: Path) -> None:
     check(case, folder)

@@ -56,6 +56,7 @@ def test_rank_0_alone_tells_of_settings_that_do_nothing(folder: Folder) -> None:
     assert [text.count(" has no effect: ") for _, text in ends] == [2, 0, 0, 0], ends
 
 
+@pytest.mark.slow("jobs of another launcher")
 @pytest.mark.parametrize("launcher", ["mpich", "openmpi", "torchrun"])
 def test_a_wrapper_that_drops_the_variables_is_told(folder: Folder, launcher: str) -> None:
     if launcher == "torchrun":

@@ -86,6 +86,7 @@ def test_a_short_job_has_no_summary_unless_it_is_asked_for(tmp_path: Path) -> No
     assert " steps, " in run_job(tmp_path, "-np", "2", "--summary", python(code)).stderr
 
 
+@pytest.mark.slow("jobs of several ranks")
 @pytest.mark.check
 def test_ranks_of_mpirun_can_be_seen(tmp_path: Path) -> None:
     command, enough = script(tmp_path, "by_mpi")

@@ -76,6 +76,7 @@ def run(folder: Path, ranks: int, code: str, name: str = "mpich", **env: str) ->
     return subprocess.run(command, env=own, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow("jobs of several ranks")
 @pytest.mark.parametrize("name", ["mpich", "openmpi"])
 @pytest.mark.parametrize("way", [pytest.param("mpi", marks=pytest.mark.thorough), "tcp"])
 def test_init_and_process_sets_take_communicators(tmp_path: Path, name: str, way: str) -> None:

@@ -67,6 +67,7 @@ sys.exit(__main__.main())
 """
 
 
+@pytest.mark.slow("simulates many jobs")
 def test_a_record_that_cannot_be_written_after_the_work_is_told_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     what = "allreduce -np 1 --sizes 4 --rounds 1 --seconds 0.001 --no-gloo --any-hop --json folder/record.json"

@@ -240,6 +240,7 @@ def test_objects_and_barriers(world: World) -> None:
     world.run(in_group(run))
 
 
+@pytest.mark.slow("compiles with PyTorch")
 def test_functional_collectives_run_compiled(world: World) -> None:
     def run(dist: Any, rank: int, size: int) -> None:
         def of_tensor(tensor: Any) -> Any:

@@ -125,6 +125,7 @@ def test_the_hook_reduces_with_hvd_on_any_backend(world: World) -> None:
     check_equal(world, run)
 
 
+@pytest.mark.slow("compiles with PyTorch")
 def test_a_compiled_model_is_trained(world: World) -> None:
     def run(dist: Any, rank: int, size: int) -> Any:
         wrapped = DistributedDataParallel(model())  # its buffers are broadcast between two compiled parts

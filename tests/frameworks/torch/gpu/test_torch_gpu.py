@@ -68,6 +68,7 @@ def test_results(worlds: WorldPool, way: str, size: int, dtype: str) -> None:
     gpu_worlds_of.check_results(world_of(worlds, way, size), way, size, NAME, dtype)
 
 
+@pytest.mark.slow("jobs on the stand-in for GPUs")
 @pytest.mark.parametrize("levels", ["HOROVOD_HIERARCHICAL_ALLREDUCE", later("HOROVOD_TORUS_ALLREDUCE")])
 def test_results_on_two_levels(worlds: WorldPool, levels: str) -> None:
     """NCCL inside each of two hosts, and across them the hosts' own transport, or NCCL."""

@@ -242,6 +242,7 @@ def test_after_an_error_the_next_generation_has_a_communicator_of_its_own() -> N
 # Waits without an end
 
 
+@pytest.mark.slow("jobs on the stand-in for GPUs")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_gpu_that_hangs_is_reported_and_then_ends_the_job(way: str) -> None:
     def run() -> None:
@@ -344,6 +345,7 @@ sys.exit(done.returncode)
 """
 
 
+@pytest.mark.slow("jobs on the stand-in for GPUs")
 def test_a_rank_that_has_used_a_failed_result_ends_with_an_error(tmp_path: Path) -> None:
     """And its launcher ends the other one, which waits for its own kernel for ever."""
     env = standin.environment(HOROVOD_NCCL_TIMEOUT_SECONDS="1", OMP_NUM_THREADS="1")
