@@ -36,7 +36,7 @@ class ProcessorTime:
         self._file = file
         self._tests: dict[str, tuple[float, str | None]] = {}  # by name: seconds, and why it is slow
         self._shared_s = 0.0
-        self._begin_s = self._seen_s = used_so_far()
+        self._seen_s = used_so_far()
         self._seen_at = time.monotonic()
         self._collected_s = 0.0
 

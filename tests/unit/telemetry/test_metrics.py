@@ -10,8 +10,6 @@ import socket
 from typing import Any
 
 import pytest
-from grafana_foundation_sdk.cog.encoder import JSONEncoder
-from grafana_foundation_sdk.models.dashboard import Dashboard
 from prometheus_client import parser as plain_parser
 from prometheus_client.openmetrics import parser as open_parser
 from support.pages import ROOT
@@ -221,6 +219,9 @@ def lost(given: Any, kept: Any, at: str = "") -> list[str]:
 def test_grafana_knows_every_key_of_the_board() -> None:
     """Its schema, from which the package is made, drops what it does not know."""
     plugins = pytest.importorskip("grafana_foundation_sdk.cog.plugins", reason="not run: no grafana-foundation-sdk")
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder
+    from grafana_foundation_sdk.models.dashboard import Dashboard
+
     plugins.register_default_plugins()
 
     def through_grafana(board: Any) -> Any:
