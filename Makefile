@@ -14,7 +14,7 @@
 #
 # Steps that do not need each other run side by side, three more than there are cores (JOBS). Each step is one line at its end;
 # its whole output is in build/logs, and shown if it fails. What cannot run for lack of a tool is reported as "not run";
-# with REQUIRE_ALL=1 that is a failure. At the end of `make test` and `make check` stands what took the processor's time.
+# with REQUIRE_ALL=1 that is a failure. `make test` and `make check` end with a list of what took processor time.
 
 PYTHON ?= python3
 # The release that is tested. For the machine's own choice: make demo TORCH=torch
@@ -35,8 +35,7 @@ export CCACHE_SLOPPINESS := pch_defines,time_macros
 endif
 
 STEP := tools/step
-# Most of a framework's modules are never imported. Those that are get their bytecode by one import, before many processes
-# would make it at a time.
+# Most modules of a framework are never imported. One import makes the bytecode of the others, before many processes do.
 INSTALL := -m pip install --disable-pip-version-check --no-compile
 PIP := .venv/bin/python $(INSTALL)
 # For a machine without a GPU, a tenth of what comes with CUDA.

@@ -16,8 +16,8 @@ from .row import Test
 
 ROOT = Path(__file__).resolve().parents[2]
 NATIVE_TESTS = ROOT / "tests" / "native"
-# Tests of the core are chosen as in `make test`; others are run whole.
-EVERYDAY = ("-m", "not slow and not check")
+# Tests of the core leave out what repeats over other frameworks and hosts, not TCP; others are run whole.
+QUICK = ("-k", "not torch and not tensorflow and not 3+1")
 SKIPPED = ("src/horovod/bench/", "native/build_id", "native/reduction/kernels_avx512")
 # No test can see these: the file, the line before and after, and why.
 EQUIVALENT: dict[tuple[str, str, str], str] = {
@@ -103,7 +103,7 @@ def tests_wide(file: str) -> list[Test]:
         named = [affected["NATIVE"], *affected["CORE"]]
     core = [test for test in named if test in affected["CORE"]]
     others = [test for test in named if test not in (*core, affected["NATIVE"], *affected["CLUSTER"])]
-    tests = [Test((*core, *EVERYDAY))] if core else []
+    tests = [Test((*core, *QUICK))] if core else []
     if affected["NATIVE"] in named:
         tests = [*(Test((test.stem,)) for test in sorted(NATIVE_TESTS.rglob("*_test.cc"))), *tests]
     apart = [[test for test in others if part in test] for part in ("tests/frameworks/mxnet", "tests/schedulers")]

@@ -27,7 +27,7 @@ namespace hvd {
 
 namespace {
 
-constexpr int kTries = 40;  // tries, with a yield between, before sleeping in poll
+constexpr int kTries = 40;  // with a yield between, before sleeping in poll
 // With more than this under way, a try asks poll before the sockets: one system call rather than two for each link.
 constexpr size_t kManyBytes = size_t{64} << 10;
 constexpr int kSliceMs = 100;                      // the longest sleep without a look at the interrupt
