@@ -3,6 +3,7 @@
 
     wait_until(path.exists, job.shown)                           # asks again and again; what it shows if it gives up
     patiently(lambda wait_s: process.wait(timeout=wait_s))       # for calls that raise at a timeout
+    be_late(0.02)                                                # a sleep in which a pause of all ranks does not count
 
 A process that has used SHARE of the limit since the last renewal renews it. On a machine with ten times as much to do
 as it has cores, a rank that works gets more than that; one that waits, asks every 10 ms or sends signs of life uses
@@ -24,7 +25,16 @@ LIMIT_S = 120.0
 SHARE = 0.03
 _ASK_AGAIN_S = 0.02
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_NAP_S = 0.002
 T = TypeVar("T")
+
+
+def be_late(seconds: float) -> None:
+    """Sleeps that long, and longer if the machine pauses this process: others that it pauses, too, do not wait then."""
+    while seconds > 0:
+        before = time.monotonic()
+        time.sleep(min(seconds, _NAP_S))
+        seconds -= min(time.monotonic() - before, 2 * _NAP_S)
 
 
 def seconds_of_descendants() -> dict[int, float]:

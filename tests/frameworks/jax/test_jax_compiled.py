@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
 import pytest
+from support.patience import be_late
 from support.world import World
 
 from horovod.core.telemetry.status import lost
@@ -47,7 +47,7 @@ def test_a_late_rank_costs_what_compiled_functions_wait(world: World) -> None:
         x.block_until_ready()
         before = lost(hvd.statistics()["arrivals"])
         for _ in range(20):
-            time.sleep(0.02 * (hvd.rank() == 1))
+            be_late(0.02 * (hvd.rank() == 1))
             x = step(x).block_until_ready()
         after = hvd.statistics()["arrivals"]
         return after["framework_waits"], lost(after) - before

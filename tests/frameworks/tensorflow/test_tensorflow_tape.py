@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 from unittest.mock import patch
 
 import pytest
+from support.patience import be_late
 from support.world import World
 
 from horovod.core.telemetry.status import lost
@@ -121,7 +121,7 @@ def test_a_late_rank_costs_what_a_function_waits_though_the_script_waits_too(wor
         x = step(tf.ones(100))
         before = lost(hvd.statistics()["arrivals"])
         for number in range(20):
-            time.sleep(0.02 * (hvd.rank() == 1))
+            be_late(0.02 * (hvd.rank() == 1))
             x = step(x)
             hvd.allgather_object(number, name="also")
         after = hvd.statistics()["arrivals"]

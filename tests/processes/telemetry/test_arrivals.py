@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from typing import Any
 
 import numpy as np
 import pytest
+from support.patience import be_late
 from support.world import World, WorldPool
 
 import horovod.core as hvd
@@ -29,7 +29,7 @@ def train(late_rank: int, name: str, sets: list[int] | None = None) -> dict[str,
     before = hvd.statistics()["arrivals"]
     for _ in range(STEPS if members.included() else 0):
         if hvd.rank() == late_rank:
-            time.sleep(LATE_S)
+            be_late(LATE_S)
         hvd.allreduce(np.ones(3), name=name, process_set=members)
     after = hvd.statistics()["arrivals"]
     if sets:
@@ -67,7 +67,7 @@ def test_waits_are_summed_up_by_host_and_kept_over_a_new_start(worlds: WorldPool
     def wait() -> tuple[dict[str, Any], dict[str, Any]]:
         hvd.init()
         for _ in range(5):
-            time.sleep(0.02 if hvd.rank() == 2 else 0)
+            be_late(0.02 if hvd.rank() == 2 else 0)
             hvd.allreduce(np.ones(3), name="by.host")
         before = hvd.statistics()["arrivals"]
         hvd.shutdown()
@@ -109,7 +109,7 @@ def test_a_wait_of_more_than_a_second_counts_whole(worlds: WorldPool) -> None:
         hvd.init()
         hvd.allreduce(np.ones(3), name="long")
         before = hvd.statistics()["arrivals"]["blocked_for_ranks_s"]
-        time.sleep(1.3 if hvd.rank() == 1 else 0)
+        be_late(1.3 if hvd.rank() == 1 else 0)
         hvd.allreduce(np.ones(3), name="long")
         return float(hvd.statistics()["arrivals"]["blocked_for_ranks_s"]) - before
 
@@ -130,9 +130,9 @@ def test_an_early_call_that_waits_behind_other_work_blocks_nobody(worlds: WorldP
         hvd.allreduce(np.ones(3), name="hidden")
         before = hvd.statistics()["arrivals"]
         for _ in range(3):
-            time.sleep(3 * LATE_S if hvd.rank() == 1 else 0)
+            be_late(3 * LATE_S if hvd.rank() == 1 else 0)
             handle = hvd.allreduce_async(np.ones(3), name="hidden")
-            time.sleep(3 * LATE_S if hvd.rank() == 0 else 0)
+            be_late(3 * LATE_S if hvd.rank() == 0 else 0)
             hvd.synchronize(handle)
             hvd.barrier()
         after = hvd.statistics()["arrivals"]

@@ -28,7 +28,7 @@ from prometheus_client.parser import text_string_to_metric_families as parsed_pl
 from support.elastic.elastic_jobs import ElasticJob
 from support.jobs import Job, run_job
 from support.pages import ROOT, blocks_of
-from support.patience import LIMIT_S, patiently, wait_until
+from support.patience import LIMIT_S, be_late, patiently, wait_until
 from support.ports import free_ports, open_files
 from support.world import World
 
@@ -65,7 +65,7 @@ def in_file(path: Path) -> Series:
 def train(steps: int = STEPS, late: int = 1) -> None:
     hvd.init()
     for _ in range(steps):
-        time.sleep(LATE_S if hvd.rank() == late else 0)
+        be_late(LATE_S if hvd.rank() == late else 0)
         hvd.allreduce(np.ones(100, np.float32), name="x")
 
 
