@@ -27,6 +27,7 @@ from horovod.core.telemetry.status import StatusThread
 from horovod.core.wording import quoted
 from horovod.settings import Settings
 from horovod.world import bootstrap, mpi
+from horovod.world.network import at_port
 from horovod.world.planned import Planned
 from horovod.world.rendezvous import RankGone
 from horovod.world.world import World
@@ -95,7 +96,7 @@ class Context:
         self.library = native.library()
         calls.bind(self.library)
         meeting_point = world.rendezvous
-        where = f"{meeting_point.address}:{meeting_point.port}" if meeting_point else str(os.getpid())
+        where = f"{at_port(meeting_point.address, meeting_point.port)}" if meeting_point else str(os.getpid())
         self._session = f"{where} {world.generation}"
         self._timelines = 0
         self._teller: StatusThread | None = None

@@ -50,6 +50,7 @@ __all__ = ["Assignment", "connect", "record_gone"]
 _log = logging.getLogger("horovod")
 
 _PROCESS = os.urandom(8).hex()
+_CONNECT_SHARE = 0.75  # of the time that is left
 _alone_generations = itertools.count()
 
 
@@ -476,11 +477,12 @@ class _Start:
         assert mesh is not None
         try:
             if problem is None:
-                mesh.connect(digest.places, self.deadline, self._guard)
+                now = time.monotonic()  # rank 0 waits longer, so that it hears of a connection that fails
+                mesh.connect(digest.places, now + _CONNECT_SHARE * (self.deadline - now), self._guard)
         except OSError as error:
             if isinstance(error, UnreachableError) and (self.watch is None or self.watch.end(0.0) is None):
                 self.unreached.add(min(others))  # the only lower one
-            problem = f"rank {self.rank}: {error}"
+            problem = f"rank {self.rank}: {error}" + links.HINT * isinstance(error, UnreachableError)
         outcome = self.meeting.finish(self.rank, digest.topology.leaders, problem)
         if outcome["problem"] is None:
             linked = mesh.take(self._until())

@@ -21,6 +21,7 @@ from horovod.world.channel import (
     Unpacker,
     authenticate_client,
 )
+from horovod.world.network import at_port, connected
 
 __all__ = ["NoAnswerError", "RankGone", "Rendezvous"]
 
@@ -347,9 +348,7 @@ class Rendezvous:
         pause = threading.Event()
         while True:
             try:
-                connection = socket.create_connection(
-                    (self.address, self.port), timeout=max(0.01, deadline - time.monotonic())
-                )
+                connection = connected(self.address, self.port, max(0.01, deadline - time.monotonic()))
                 peer = f"{self._where()}"
                 return authenticate_client(connection, self._secret, PURPOSE, deadline, peer)
             except (AuthenticationError, ProtocolError):
@@ -367,7 +366,7 @@ class Rendezvous:
             connection.close()
 
     def _where(self) -> str:
-        return f"{self._name} at {self.address}:{self.port}"
+        return f"{self._name} at {at_port(self.address, self.port)}"
 
 
 def _get(keys: Iterable[str], timeout_s: float) -> dict[str, Any]:

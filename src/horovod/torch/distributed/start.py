@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import socket
 import sys
 import time
 from collections import Counter
@@ -28,6 +27,7 @@ from horovod.core.exceptions import HorovodInternalError, StartError
 from horovod.core.process_sets import global_process_set
 from horovod.torch.distributed.group import HorovodProcessGroup
 from horovod.torch.tensors import collectives
+from horovod.world import network
 
 __all__ = ["create", "store_of_job"]
 
@@ -144,8 +144,8 @@ def _store(context: Context) -> Any:
     key = f"torch-store/{world.generation}/{next(_stores)}"
     if context.rank == 0:
         on_one_host = len(set(world.host_of_rank)) == 1
-        listener = socket.create_server(("127.0.0.1" if on_one_host else world.rendezvous.local_address(), 0))
-        address, port = listener.getsockname()
+        listener = network.listening(network.LOOPBACK if on_one_host else world.rendezvous.local_address())
+        address, port = listener.getsockname()[:2]
         world.rendezvous.put(key, [address, port])
         # It waits for the others: it must not be gone before they have come.
         return dist.TCPStore(address, port, context.size, True, master_listen_fd=listener.detach())
