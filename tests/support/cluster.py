@@ -150,9 +150,9 @@ class Host:
         """From now on this file is `source` here."""
         self.run("mount", "--bind", str(source), str(path), check=True)
 
-    def wall_off(self, address: str) -> None:
-        """Refuses connections from here to this address; those that come from there go on."""
-        rule = f"ip daddr {address} tcp flags & (syn | ack) == syn reject with tcp reset"
+    def wall_off(self, address: str, verdict: str = "reject with tcp reset") -> None:
+        """Refuses connections from here to this address, but to sshd; those that come from there go on."""
+        rule = f"ip daddr {address} tcp dport > 1023 tcp flags & (syn | ack) == syn {verdict}"
         chain = f"chain output {{ type filter hook output priority 0\n{rule}\n}}"
         _done([*self._enter("net"), "nft", "-f", "-"], f"table ip walls {{ {chain}\n}}\n")
 

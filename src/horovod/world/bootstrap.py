@@ -50,7 +50,6 @@ __all__ = ["Assignment", "connect", "record_gone"]
 _log = logging.getLogger("horovod")
 
 _PROCESS = os.urandom(8).hex()
-_CONNECT_SHARE = 0.75  # of the time that is left
 _alone_generations = itertools.count()
 
 
@@ -452,6 +451,8 @@ class _Start:
         others = communicators.control_peers(digest.topology.host_of_rank, self.rank, self.settings.relays_above_hosts)
         wanted |= {peer: wanted.get(peer, []) + links.LEADER_LINKS for peer in others}
         problem = None
+        if self.size > 1:
+            self.deadline = self.meeting.all_are_here()
         if not wanted and self.mesh is not None:
             self.mesh.close()
         elif self.mesh is not None:
@@ -477,8 +478,8 @@ class _Start:
         assert mesh is not None
         try:
             if problem is None:
-                now = time.monotonic()  # rank 0 waits longer, so that it hears of a connection that fails
-                mesh.connect(digest.places, now + _CONNECT_SHARE * (self.deadline - now), self._guard)
+                # The others hear of a failure before their time is up.
+                mesh.connect(digest.places, self.deadline - self.settings.start_timeout_s / 4, self._guard)
         except OSError as error:
             if isinstance(error, UnreachableError) and (self.watch is None or self.watch.end(0.0) is None):
                 self.unreached.add(min(others))  # the only lower one

@@ -21,7 +21,7 @@ from horovod.world.channel import (
     Unpacker,
     authenticate_client,
 )
-from horovod.world.network import at_port, connected
+from horovod.world.network import LOOPBACK, at_port, connected, listening
 
 __all__ = ["NoAnswerError", "RankGone", "Rendezvous"]
 
@@ -285,6 +285,10 @@ class Rendezvous:
     def place(self) -> tuple[str, int, bytes]:
         """The server's address, its port, and the secret: all that a connection needs."""
         return self.address, self.port, self._secret
+
+    def listener(self, on_one_host: bool) -> socket.socket:
+        """A socket that listens for other ranks, at `local_address` if some are on other hosts. Raises OSError."""
+        return listening(LOOPBACK if on_one_host else self.local_address())
 
     def local_address(self) -> str:
         """This process' address on the interface that leads to the rendezvous."""

@@ -27,7 +27,6 @@ from horovod.core.exceptions import HorovodInternalError, StartError
 from horovod.core.process_sets import global_process_set
 from horovod.torch.distributed.group import HorovodProcessGroup
 from horovod.torch.tensors import collectives
-from horovod.world import network
 
 __all__ = ["create", "store_of_job"]
 
@@ -144,7 +143,7 @@ def _store(context: Context) -> Any:
     key = f"torch-store/{world.generation}/{next(_stores)}"
     if context.rank == 0:
         on_one_host = len(set(world.host_of_rank)) == 1
-        listener = network.listening(network.LOOPBACK if on_one_host else world.rendezvous.local_address())
+        listener = world.rendezvous.listener(on_one_host)
         address, port = listener.getsockname()[:2]
         world.rendezvous.put(key, [address, port])
         # It waits for the others: it must not be gone before they have come.
