@@ -101,7 +101,7 @@ def listening(address: str, port: int = 0, backlog: int = 4096) -> socket.socket
 def ways_to(address: str, port: int) -> list[tuple[socket.AddressFamily, Any]]:
     """Families and places to connect to: several for a name, and for a link-local address without an interface.
 
-    Raises OSError for a name that nobody knows.
+    Raises OSError for an unknown name.
     """
     scoped = [f"{address}%{name}" for name in _scopes(address)] or [address]
     return [place for one in scoped for place in _places(one, port)]

@@ -113,7 +113,7 @@ def parse_hostfile(text: str, filename: str) -> list[Host]:
 
 
 def _name(match: re.Match[str] | None) -> str:
-    """Empty for what is no host: in brackets, only an address of IPv6 is one."""
+    """Empty for what is not a host: in brackets stands an address of IPv6."""
     name = match["name"] if match else ""
     if name.startswith("["):
         name = name.strip("[]")
