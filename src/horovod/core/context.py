@@ -285,14 +285,15 @@ class Context:
             print(
                 "horovod: warning: the parameters were broadcast, but nothing as large as a parameter was averaged or "
                 "summed: if this script trains, each rank has trained alone\nhint: train with "
-                "hvd.DistributedOptimizer or what the framework's page says (docs/frameworks)",
+                "hvd.DistributedOptimizer or what the framework's page says (horovodrun --explain "
+                "pytorch, for example)",
                 file=sys.stderr,
             )
         elif counts["batches"] == 0 and any(f"horovod.{name}" in sys.modules for name in _FRAMEWORKS):
             print(
                 f"horovod: note: the {self.size} ranks have exchanged nothing. If the script trains a model, each "
-                "rank now has a different one\nhint: to train one model, see docs/quickstart.md. If the ranks were to "
-                "work alone, ignore this",
+                "rank now has a different one\nhint: to train one model, see `horovodrun --explain "
+                "quickstart`. If the ranks were to work alone, ignore this",
                 file=sys.stderr,
             )
 

@@ -33,7 +33,7 @@ __all__ = ["TOLD_AS_THEY_ARE", "Digest", "Meeting", "check_record", "read_digest
 _EQUAL_SETTINGS = (
     ("fusion_threshold_bytes", "HOROVOD_FUSION_THRESHOLD"),
     ("transport", "HOROVOD_TRANSPORT"),
-    ("on_gpus", "a setting for GPUs (docs/gpu.md)"),
+    ("on_gpus", "a setting for GPUs (horovodrun --explain gpu)"),
     ("pretend_hosts", "HOROVOD_PRETEND_HOSTS"),
     ("host_group_size", "HOROVOD_HOST_GROUP_SIZE"),
     ("size", "HOROVOD_SIZE"),

@@ -142,8 +142,8 @@ def test_no_message_is_too_long_with_each_rank_on_a_host_of_its_own() -> None:
         ({3: {"transport": "tcp"}}, r"disagree about HOROVOD_TRANSPORT: auto on ranks 0, 1, 2, tcp on rank 3\nhint:"),
         (
             {3: {"on_gpus": "allreduce=nccl levels=none"}},
-            r"disagree about a setting for GPUs \(docs/gpu.md\): allreduce=best levels=none on ranks 0, 1, 2, "
-            r"allreduce=nccl levels=none on rank 3\nhint:",
+            r"disagree about a setting for GPUs \(horovodrun --explain gpu\): allreduce=best levels=none on ranks 0, "
+            r"1, 2, allreduce=nccl levels=none on rank 3\nhint:",
         ),
         (
             {0: {"replica_check_steps": 0}},
