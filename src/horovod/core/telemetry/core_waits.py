@@ -14,7 +14,7 @@ LEAST_TOLD, MOST_TRUSTED = 0.02, 0.1
 
 
 def too_busy(share: float) -> str:
-    """What follows from a share above LEAST_TOLD, in words."""
+    """Words for what follows from a share above LEAST_TOLD."""
     return "a forecast refuses these times" if share > MOST_TRUSTED else "a forecast from it has a wider band"
 
 
