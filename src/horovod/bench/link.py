@@ -17,6 +17,7 @@ import numpy as np
 
 from horovod import core as hvd
 from horovod.bench.record import refused
+from horovod.core.telemetry.core_waits import LEAST_TOLD, WaitShare, too_busy
 from horovod.core.wording import counted
 from horovod.simulate.costs import SMALL_STEPS
 from horovod.simulate.links import FORMAT, LIMITS, VERSION
@@ -41,11 +42,20 @@ def run(arguments: argparse.Namespace) -> int:
             "on this host\nhint: horovodrun -np 2 -H host1:1,host2:1 python -m horovod.bench link"
         )
     _say(f"{counted(hosts, 'host')}: {arguments.seconds:g} s for each of three figures")
+    waits = WaitShare()
     small_s = _small(arguments.seconds)
     rates = _rates(arguments.seconds)
+    shares = hvd.allgather_object(waits.now())
+    waited = max(shares)
+    if waited > LEAST_TOLD:
+        _say(
+            f"warning: rank {shares.index(waited)} waited for a core {100 * waited:.0f}% of its time: "
+            f"{too_busy(waited)}\nhint: measure while nothing else runs on the hosts"
+        )
     slower = _slower(arguments.seconds)
     if hvd.rank() == 0:
         content, note = _link(hosts, arguments.gbit, small_s, rates, slower)
+        content["core_wait"] = round(waited, 3)
         low, high = (content["gbit"] * part for part in content["utilisation"])
         print(f"rate of an allreduce  {low:.2f} to {high:.2f} Gbit/s")
         if note is not None:

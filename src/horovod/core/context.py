@@ -27,6 +27,7 @@ from horovod.core.telemetry.status import StatusThread
 from horovod.core.wording import quoted
 from horovod.settings import Settings
 from horovod.world import bootstrap, mpi
+from horovod.world.network import at_port
 from horovod.world.planned import Planned
 from horovod.world.rendezvous import RankGone
 from horovod.world.world import World
@@ -95,7 +96,7 @@ class Context:
         self.library = native.library()
         calls.bind(self.library)
         meeting_point = world.rendezvous
-        where = f"{meeting_point.address}:{meeting_point.port}" if meeting_point else str(os.getpid())
+        where = f"{at_port(meeting_point.address, meeting_point.port)}" if meeting_point else str(os.getpid())
         self._session = f"{where} {world.generation}"
         self._timelines = 0
         self._teller: StatusThread | None = None
@@ -284,14 +285,15 @@ class Context:
             print(
                 "horovod: warning: the parameters were broadcast, but nothing as large as a parameter was averaged or "
                 "summed: if this script trains, each rank has trained alone\nhint: train with "
-                "hvd.DistributedOptimizer or what the framework's page says (docs/frameworks)",
+                "hvd.DistributedOptimizer or what the framework's page says (horovodrun --explain "
+                "pytorch, for example)",
                 file=sys.stderr,
             )
         elif counts["batches"] == 0 and any(f"horovod.{name}" in sys.modules for name in _FRAMEWORKS):
             print(
                 f"horovod: note: the {self.size} ranks have exchanged nothing. If the script trains a model, each "
-                "rank now has a different one\nhint: to train one model, see docs/quickstart.md. If the ranks were to "
-                "work alone, ignore this",
+                "rank now has a different one\nhint: to train one model, see `horovodrun --explain "
+                "quickstart`. If the ranks were to work alone, ignore this",
                 file=sys.stderr,
             )
 

@@ -146,13 +146,16 @@ def _answer(text: str) -> int:
 
 def _explanation(code: str) -> str:
     if not code:
-        return explanations.list_of_codes()
+        return f"{explanations.list_of_codes()}\n\npages: {', '.join(explanations.pages())}"
+    if page := explanations.pages().get(code):
+        return page.read_text(encoding="utf-8").strip()
     try:
         return explanations.explain(code)
     except KeyError:
-        nearest = difflib.get_close_matches(code, [one.code for one in explanations.EXPLANATIONS], 1)
+        known = [*(one.code for one in explanations.EXPLANATIONS), *explanations.pages()]
+        nearest = difflib.get_close_matches(code, known, 1)
         hint = f"{nearest[0]} is the nearest; horovodrun --explain lists" if nearest else "horovodrun --explain lists"
-        raise UsageError(f"there is no code {code!r}\nhint: {hint} them") from None
+        raise UsageError(f"there is no code and no page {code!r}\nhint: {hint} them") from None
 
 
 def _occupy_standard_streams() -> None:

@@ -177,6 +177,7 @@ def _job(options: argparse.Namespace) -> Job:
         profile.halves,
         profile.busy_ranks,
         profile.sparse,
+        profile.core_wait,
     )
 
 
@@ -242,10 +243,10 @@ def _measured(text: str) -> list[tuple[int, float]]:
     for part in text.split(","):
         hosts, _, percent = part.strip().partition(":")
         try:
-            known, value = count(hosts), number(percent.removesuffix("%"), 1, 100)
+            known, value = count(hosts), number(percent.removesuffix("%"), 1, 200)
         except argparse.ArgumentTypeError:
             raise argparse.ArgumentTypeError(
-                f"{part!r}: expected HOSTS:PERCENT, such as 2:91.9, from 1 to 100"
+                f"{part!r}: expected HOSTS:PERCENT, such as 2:91.9, from 1 to 200"
             ) from None
         found.append((known, value / 100))
     return found

@@ -270,13 +270,16 @@ def test_callbacks_set_rates_and_average_metrics(world: World) -> None:
         model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
         model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.02, momentum=0.9)), loss="mse")
         inputs, targets = data()
-        seen: dict[str, list[float]] = {"rates": []}
+        seen: dict[str, list[Any]] = {"rates": [], "names": []}
 
         class Watch(keras.callbacks.Callback):  # type: ignore[misc]
             def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
                 if hasattr(model, "jax_state_sync"):
                     model.jax_state_sync()
                 seen["rates"].append(float(keras.ops.convert_to_numpy(model.optimizer.learning_rate)))
+
+            def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+                seen["names"].append(sorted(logs))
 
         history = model.fit(
             inputs,
@@ -290,6 +293,7 @@ def test_callbacks_set_rates_and_average_metrics(world: World) -> None:
                 hvd.callbacks.LearningRateWarmupCallback(0.02, warmup_epochs=2),
                 hvd.callbacks.LearningRateScheduleCallback(0.02, 0.1, start_epoch=3),
                 hvd.callbacks.LearningRateScheduleCallback(0.02, lambda epoch: 0.5, start_epoch=2, end_epoch=3),
+                keras.callbacks.ReduceLROnPlateau("loss", patience=10),
                 Watch(),
             ],
         )
@@ -300,6 +304,7 @@ def test_callbacks_set_rates_and_average_metrics(world: World) -> None:
     ramp = [0.02 * (1 / 2) * ((step + 1) / 4 * (2 - 1) / 2 + 1) for step in range(8)]
     assert np.allclose(first["rates"], ramp + [0.01] * 4 + [0.02] * 4, rtol=1e-5)
     assert np.allclose(first["lr"], [ramp[3], ramp[7], 0.01, 0.02], rtol=1e-5)
+    assert first["names"] == [["learning_rate", "loss"]] * 4  # Keras' own callback and ours say it once
 
 
 def test_operations_on_tensors_give_tensors(world: World) -> None:

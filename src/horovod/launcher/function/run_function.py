@@ -37,7 +37,7 @@ from horovod.launcher.job.spec import ElasticPlan, Job
 from horovod.launcher.options.hosts import is_local
 from horovod.settings import Settings
 from horovod.world.interpreter import python_command
-from horovod.world.network import interface_address
+from horovod.world.network import ANY, interface_address
 from horovod.world.secret import new_secret
 
 __all__ = ["run"]
@@ -219,7 +219,7 @@ def main() -> int:
         return cli.main(arguments, keep=keep)
     secret = new_secret()
     interface, task, *answers = exchange
-    address = interface_address(interface) if interface else "0.0.0.0"
+    address = interface_address(interface) if interface else ANY
     with contextlib.closing(Exchange(secret, address, task, answers)) as open_exchange:
         return cli.main([*arguments, "--port", str(open_exchange.port)], secret, keep)
 

@@ -43,7 +43,7 @@ from horovod.launcher.options.usage import UsageError
 from horovod.launcher.placement.joined import JoinedPlacement
 from horovod.settings import Settings, current_environment
 from horovod.world.interpreter import python_command
-from horovod.world.network import interface_address
+from horovod.world.network import ANY, interface_address
 
 __all__ = ["Supervised", "put"]
 
@@ -187,7 +187,7 @@ def main() -> int:
 
     secret, size = bytes.fromhex(plan["secret"]), plan["size"]
     allow_open_files(size, size)
-    address = interface_address(plan["interface"]) if plan["interface"] else "0.0.0.0"
+    address = interface_address(plan["interface"]) if plan["interface"] else ANY
     with (
         contextlib.closing(JoinedPlacement(secret, address, size, tell)) as placement,
         contextlib.closing(Exchange(secret, address, plan["task"], plan["answers"])) as exchange,

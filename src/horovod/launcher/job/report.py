@@ -23,6 +23,7 @@ from horovod.launcher.job.spec import Job
 from horovod.launcher.job.supervision import Conclusion, Keep
 from horovod.launcher.options.usage import UsageError
 from horovod.settings import rows
+from horovod.world.network import at_port
 from horovod.world.report import facts
 from horovod.world.secret import new_secret
 from horovod.world.whole_files import write_whole
@@ -136,7 +137,7 @@ def _page(folder: Path, one: _Run, job: dict[str, Any], absent: Sequence[str]) -
         f"started    {one.started}, ran {one.seconds:.1f} s",
         f"exit code  {one.code}",
         f"ranks      {len(one.job.ranks) or 'elastic'}{': ' if counted else ''}"
-        + ", ".join(f"{host}:{slots}" for host, slots in counted.items()),
+        + ", ".join(at_port(host, slots) for host, slots in counted.items()),
         f"horovod    {job['launcher']['horovod']}",
         f"python     {job['launcher']['python']}",
         *(f"{name:<10} {version}" for name, version in job["launcher"]["packages"].items()),

@@ -82,7 +82,7 @@ def check_is_reachable(hosts: Sequence[str], interface: str) -> None:
     """Checks that ranks of other machines have an address at which they may meet those of this one."""
     if not interface and not own_addresses() and not all(map(is_local, hosts)):
         raise UsageError(
-            "this host has no network interface with an IPv4 address at which other hosts could reach it\n"
+            "this host has no network interface with an address at which other hosts could reach it\n"
             "hint: --network-interface names one, lo for example if it has such an address"
         )
 

@@ -77,7 +77,7 @@ EXPLANATIONS = (
         _START,
         (" in init for", "in MPI_Init, which returns when", "not called init", "though all ... ranks have called init"),
         "init() returns when all ranks have called it. Some did not within the start timeout: they failed earlier, "
-        "hang, or still import modules and load data.",
+        "hang, or still import modules and load data. Or a firewall drops what they send to the other hosts.",
         (
             "Look at the output of the missing ranks; `--output-filename DIR` keeps it in a file for each rank.",
             "Call hvd.init() on every rank, before slow work such as loading data.",
@@ -293,7 +293,8 @@ EXPLANATIONS = (
         "would be a member of fails until all ranks have called hvd.join().",
         (
             "Until all ranks have called hvd.join(), call only allreduce.",
-            "Call broadcasts and gathers before hvd.join(), or after it on all ranks (docs/uneven-data.md).",
+            "Call broadcasts and gathers before hvd.join(), or after it on all ranks (`horovodrun --explain "
+            "uneven-data`).",
         ),
     ),
     Explanation(
@@ -308,7 +309,7 @@ EXPLANATIONS = (
         (
             "Read the stack of the missing rank: it shows what that rank does instead.",
             "Look for a branch on hvd.rank(): a collective inside `if hvd.rank() == 0:` is never called by the others.",
-            "If ranks have different numbers of batches, see docs/uneven-data.md.",
+            "If ranks have different numbers of batches, see `horovodrun --explain uneven-data`.",
             "If a rank is slow for a good reason, raise HOROVOD_STALL_CHECK_TIME_SECONDS. To end such jobs, set "
             "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS.",
         ),
@@ -365,7 +366,7 @@ EXPLANATIONS = (
             "If the message says `state D`, the process waits in the kernel, most likely for a disk or a network file "
             "system.",
             "If you stop a rank on purpose by SIGSTOP, set HOROVOD_FROZEN_TIMEOUT_SECONDS=0; for a debugger see "
-            "docs/debug.md. HOROVOD_LOST_TIMEOUT_SECONDS limits how long another host may be silent.",
+            "`horovodrun --explain debug`. HOROVOD_LOST_TIMEOUT_SECONDS limits how long another host may be silent.",
         ),
     ),
     Explanation(
@@ -393,7 +394,8 @@ EXPLANATIONS = (
         (
             "Check that all ranks make the same number of steps: leave out the rows that do not divide evenly among "
             "the ranks, or give Keras' fit the same steps_per_epoch on all ranks.",
-            "PyTorch, TensorFlow, JAX and MXNet can also train on uneven data, by hvd.join() (docs/uneven-data.md).",
+            "PyTorch, TensorFlow, JAX and MXNet can also train on uneven data, by hvd.join() (`horovodrun "
+            "--explain uneven-data`).",
             "Look for an early `return`, `break` or `sys.exit()` that only some ranks reach.",
             "Call hvd.shutdown() when all ranks have made their last call. At the end of a script it is not needed.",
         ),
@@ -435,7 +437,7 @@ EXPLANATIONS = (
         (
             "Gather less at once, or on fewer ranks (process sets).",
             "Give the job more memory, or place fewer ranks on this host.",
-            "On a GPU, limit the memory pool of the framework (docs/gpu.md).",
+            "On a GPU, limit the memory pool of the framework (`horovodrun --explain gpu`).",
         ),
     ),
     Explanation(
@@ -447,7 +449,8 @@ EXPLANATIONS = (
         "names it and the reason.",
         (
             "Check the path or the limit that the message names.",
-            "If it names NCCL or CUDA: docs/gpu.md says what is needed, and what to do about each message.",
+            "If it names NCCL or CUDA: `horovodrun --explain gpu` says what is needed, and what to do about each "
+            "message.",
         ),
     ),
     Explanation(
@@ -497,4 +500,11 @@ def list_of_codes() -> str:
 
 
 def _indented(text: str, mark: str) -> list[str]:
-    return textwrap.wrap(text, _WIDTH, initial_indent=f"    {mark}", subsequent_indent="    " + " " * len(mark))
+    return textwrap.wrap(
+        text,
+        _WIDTH,
+        initial_indent=f"    {mark}",
+        subsequent_indent="    " + " " * len(mark),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
