@@ -110,7 +110,7 @@ ROWS: tuple[Mutation, ...] = (
         "if not hmac.compare_digest(proof, _proof(secret, b\"client\", purpose, nonces)):",
         "if not hmac.compare_digest(proof, proof or _proof(secret, b\"client\", purpose, nonces)):",
         "a server accepts any client that knows the protocol", "tests/unit/world/test_channel.py"),
-    row("anybodys-offer-is-taken", "src/horovod/world/private_files.py",
+    row("anybodys-offer-is-taken", "src/horovod/world/files/private.py",
         "or status.st_mode & 0o077:", "or status.st_mode & 0o022:",
         "a file with the job's secret that other users can read is used",
         "tests/unit/world/test_offers.py"),

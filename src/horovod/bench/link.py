@@ -20,7 +20,7 @@ from horovod.bench.record import refused
 from horovod.core.wording import counted
 from horovod.simulate.costs import SMALL_STEPS
 from horovod.simulate.links import FORMAT, LIMITS, VERSION
-from horovod.world.whole_files import write_whole
+from horovod.world.files.whole import write_whole
 
 __all__ = ["run"]
 

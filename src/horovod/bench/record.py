@@ -24,8 +24,8 @@ from horovod import core as hvd
 from horovod.core.wording import counted
 from horovod.simulate.arguments import check_file_name
 from horovod.simulate.errors import InputError
+from horovod.world.files.whole import check_writable, write_whole
 from horovod.world.machine import machine
-from horovod.world.whole_files import check_writable, write_whole
 
 __all__ = ["ANY_HOP", "Session", "hop_changed", "json_problem", "refused", "write_record"]
 

@@ -18,6 +18,8 @@ from pathlib import Path
 
 from horovod.caffe.errors import CaffeError, nearest
 from horovod.settings import current_environment
+from horovod.world.files.places import make_folder
+from horovod.world.files.whole import open_in_place, write_whole
 from horovod.world.interpreter import python_command
 
 __all__ = ["command_of", "main"]
@@ -154,7 +156,7 @@ def _by_path(command: Sequence[str]) -> list[str]:
 def run(command: Sequence[str], environment: dict[str, str], log: Path) -> int:
     """Runs the command; shows and keeps what it prints."""
     with (
-        log.open("ab") as file,
+        open(log, "ab", opener=open_in_place) as file,
         subprocess.Popen(
             _by_path(command), env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         ) as process,
@@ -179,10 +181,10 @@ def _main(options: argparse.Namespace) -> int:
         # Timing is one process's work, as in Intel's script.
         commands.append(command_of(options, program) if options.mode == "train" else program)
     folder = Path(options.output or ".") / f"result-{time.strftime('%Y%m%d%H%M%S')}"
-    folder.mkdir(parents=True)
+    make_folder(folder)
     hosts = hosts_of(options.hostfile) or [os.uname().nodename]
     name = f"{options.cpu or 'cpu'}-{len(hosts)}.txt"
-    (folder / f"nodeconfig-{name}").write_text("\n".join(hosts) + "\n", encoding="utf-8")
+    write_whole(folder / f"nodeconfig-{name}", "\n".join(hosts) + "\n")
     environment = environment_for_ranks(options)
     for command in commands:
         if options.debug == "on":

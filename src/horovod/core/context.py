@@ -27,6 +27,7 @@ from horovod.core.telemetry.status import StatusThread
 from horovod.core.wording import quoted
 from horovod.settings import Settings
 from horovod.world import bootstrap, mpi
+from horovod.world.files.whole import open_in_place
 from horovod.world.planned import Planned
 from horovod.world.rendezvous import RankGone
 from horovod.world.world import World
@@ -188,10 +189,15 @@ class Context:
         """Writes what happens from now on into a file, whatever it holds now. Raises ValueError."""
         self._timelines += 1
         status = native.Status()
-        session = f"{self._session} {self._timelines}"
-        code = self.library.hvd_start_timeline(
-            self.pointer, os.fsencode(path), session.encode(), int(mark_cycles), ctypes.addressof(status)
-        )
+        session = f"{self._session} {self._timelines}".encode()
+        try:
+            file = os.fdopen(open_in_place(path, os.O_RDWR | os.O_CREAT))
+        except OSError as error:
+            raise InvalidRequestError(f"rank {self.rank}: cannot open the timeline {path}: {error.strerror}") from None
+        with file:  # the core duplicates it
+            code = self.library.hvd_start_timeline(
+                self.pointer, file.fileno(), os.fsencode(path), session, int(mark_cycles), ctypes.addressof(status)
+            )
         if code != native.OK:
             raise InvalidRequestError(f"rank {self.rank}: {status.message()}")
 

@@ -27,8 +27,8 @@ from horovod.core import context as contexts
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.wording import counted
 from horovod.settings import Settings
+from horovod.world.files.whole import write_whole
 from horovod.world.machine import packages
-from horovod.world.whole_files import write_whole
 
 __all__ = [
     "FEWEST_STEPS",

@@ -20,7 +20,7 @@ from horovod.simulate.models import MODELS
 from horovod.simulate.page import page
 from horovod.simulate.profile import Profile, read_profile
 from horovod.simulate.step import of_model
-from horovod.world.whole_files import check_writable, write_whole
+from horovod.world.files.whole import check_writable, write_whole
 
 __all__ = ["main", "parser"]
 

@@ -15,7 +15,7 @@ from horovod.trace.page import page
 from horovod.trace.reader import NotATimelineError, Reader
 from horovod.trace.summary import difference, summarize
 from horovod.trace.text import as_text, difference_as_text
-from horovod.world.whole_files import named, write_whole
+from horovod.world.files.whole import named, write_whole
 
 __all__ = ["main", "parser"]
 

@@ -16,8 +16,9 @@ from typing import Any
 from horovod import __version__
 from horovod.core import native
 from horovod.settings import Settings
+from horovod.world.files.places import make_folder
+from horovod.world.files.whole import write_whole
 from horovod.world.machine import machine, packages
-from horovod.world.whole_files import write_whole
 
 __all__ = ["begin", "end", "facts"]
 
@@ -40,7 +41,7 @@ def begin(settings: Settings) -> Settings:
     folder = Path(settings.report)
     host = settings.hostname or platform.node()
     try:
-        (folder / "hosts").mkdir(parents=True, exist_ok=True)
+        make_folder(folder / "hosts")
         if not settings.local_rank:
             _write(folder / "hosts" / f"{host}.json", facts())
     except OSError as error:
@@ -54,7 +55,7 @@ def end(folder: str, rank: int, generation: int, statistics: dict[str, Any]) -> 
     """Writes the counters of a generation that ends."""
     name = f"rank.{rank}.json" if generation <= 1 else f"rank.{rank}.{generation}.json"
     try:
-        (Path(folder) / "statistics").mkdir(parents=True, exist_ok=True)
+        make_folder(Path(folder) / "statistics")
         _write(Path(folder) / "statistics" / name, statistics)
     except OSError as error:
         _warn(error)

@@ -40,7 +40,7 @@ ALLOWED = {
     "bench": {"horovod", "simulate", "core", "world", "settings", "launcher", "torch"},
     "caffe": {"core", "world", "settings", "launcher", "gradients", "torch"},
     "ray": {"core", "world", "settings", "launcher", "elastic", "torch", "runner"},  # torch: collectives between actors
-    "data": {"core"},
+    "data": {"core", "world"},  # of the world: how files are written
     # Its estimators also the package of their framework.
     "spark": {"horovod", "core", "world", "settings", "launcher", "data", "torch", "keras", "tensorflow"},
 }

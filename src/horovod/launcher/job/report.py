@@ -23,9 +23,9 @@ from horovod.launcher.job.spec import Job
 from horovod.launcher.job.supervision import Conclusion, Keep
 from horovod.launcher.options.usage import UsageError
 from horovod.settings import rows
+from horovod.world.files.whole import write_whole
 from horovod.world.report import facts
 from horovod.world.secret import new_secret
-from horovod.world.whole_files import write_whole
 
 __all__ = ["LOGS", "run"]
 

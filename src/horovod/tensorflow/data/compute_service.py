@@ -22,7 +22,6 @@ import itertools
 import json
 import os
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,6 +33,7 @@ from horovod.core.exceptions import InvalidRequestError
 from horovod.settings import Settings
 from horovod.tensorflow.data.registry import ComputeClient
 from horovod.world.channel import ChannelError
+from horovod.world.files.whole import write_whole
 from horovod.world.tunnel import Tunnel
 
 __all__ = ["TfDataServiceConfig", "compute_worker_fn", "send_to_data_service", "tf_data_service"]
@@ -85,11 +85,7 @@ class TfDataServiceConfig:
 
         The file appears as a whole.
         """
-        folder = os.path.dirname(os.path.abspath(filename))
-        descriptor, path = tempfile.mkstemp(dir=folder, prefix=f".{os.path.basename(filename)}.")
-        with open(descriptor, "w") as file:
-            json.dump(self.to_dict(), file)
-        os.replace(path, filename)
+        write_whole(filename, json.dumps(self.to_dict()), private=True)
 
     @staticmethod
     def read(filename: str, wait_for_file_creation: bool = False) -> TfDataServiceConfig:
