@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from horovod.caffe.errors import CaffeError, nearest
+from horovod.core.wording import tell
 from horovod.settings import current_environment
 from horovod.world.files.places import make_folder
 from horovod.world.files.whole import open_in_place, write_whole
@@ -171,7 +172,7 @@ def run(command: Sequence[str], environment: dict[str, str], log: Path) -> int:
 
 def _main(options: argparse.Namespace) -> int:
     if options.ignored:
-        print(f"without effect: {', '.join(options.ignored)}", file=sys.stderr)
+        tell(f"without effect: {', '.join(options.ignored)}")
     caffe = [options.caffe_bin] if options.caffe_bin else [sys.executable, "-m", "horovod.caffe"]
     commands = []
     if options.benchmark != "none":
@@ -188,11 +189,11 @@ def _main(options: argparse.Namespace) -> int:
     environment = environment_for_ranks(options)
     for command in commands:
         if options.debug == "on":
-            print(f"OMP_NUM_THREADS={environment['OMP_NUM_THREADS']} {shlex.join(command)}", file=sys.stderr)
+            tell(f"OMP_NUM_THREADS={environment['OMP_NUM_THREADS']} {shlex.join(command)}")
         status = run(command, environment, folder / f"outputCluster-{name}")
         if status:
             return status
-    print(f"Result folder: {folder}")
+    tell(f"Result folder: {folder}", sys.stdout)
     return 0
 
 
@@ -205,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _main(parse(given))
     except (CaffeError, OSError) as error:
-        print(f"run_intelcaffe.sh: {error}\n{usage()}", file=sys.stderr)
+        tell(f"run_intelcaffe.sh: {error}\n{usage()}")
         return 1
 
 

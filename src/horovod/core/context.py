@@ -24,7 +24,7 @@ from horovod.core.exceptions import DuplicateNameError, InvalidRequestError, Not
 from horovod.core.requests import RequestCache
 from horovod.core.telemetry import arrivals
 from horovod.core.telemetry.status import StatusThread
-from horovod.core.wording import quoted
+from horovod.core.wording import quoted, tell
 from horovod.settings import Settings
 from horovod.world import bootstrap, mpi
 from horovod.world.files.whole import open_in_place
@@ -178,7 +178,7 @@ class Context:
         except InvalidRequestError as error:
             if settings.worker is None or self.world.generation == 1:
                 raise
-            print(f"horovod: warning: generation {self.world.generation} has no timeline: {error}", file=sys.stderr)
+            tell(f"horovod: warning: generation {self.world.generation} has no timeline: {error}")
 
     def _export(self, settings: Settings) -> Exporter:
         from horovod.metrics.exporter import Exporter  # loads http.server
@@ -271,13 +271,13 @@ class Context:
             # The other ranks' GPUs may need this rank's for as long as its own queue is, or theirs.
             if self.uses_gpus and (code := self._await_gpus(status)) != native.OK and not was_told:
                 error = self.failure_of(code, status)
-                print(f"horovod: rank {self.rank}: the last operations have failed: {error}", file=sys.stderr)
+                tell(f"horovod: rank {self.rank}: the last operations have failed: {error}")
                 self.library.hvd_fail_at_exit()  # the script has used their results as if they were good
         finally:
             code = self.library.hvd_stop(self.pointer, STOP_TIMEOUT_MS, ctypes.addressof(status))
             self.world.close()
         if code != native.OK:
-            print(f"horovod: rank {self.rank}: while shutting down: {status.message()}", file=sys.stderr)
+            tell(f"horovod: rank {self.rank}: while shutting down: {status.message()}")
 
     def _warn_of_training_apart(self) -> None:
         """Says at the end, once in a job, that the ranks seem to have trained without each other."""
@@ -287,18 +287,16 @@ class Context:
             return
         counts = self.statistics()
         if self.smallest_replica and not self.reduces_gradients and counts["largest_reduction"] < self.smallest_replica:
-            print(
+            tell(
                 "horovod: warning: the parameters were broadcast, but nothing as large as a parameter was averaged or "
                 "summed: if this script trains, each rank has trained alone\nhint: train with "
-                "hvd.DistributedOptimizer or what the framework's page says (docs/frameworks)",
-                file=sys.stderr,
+                "hvd.DistributedOptimizer or what the framework's page says (docs/frameworks)"
             )
         elif counts["batches"] == 0 and any(f"horovod.{name}" in sys.modules for name in _FRAMEWORKS):
-            print(
+            tell(
                 f"horovod: note: the {self.size} ranks have exchanged nothing. If the script trains a model, each "
                 "rank now has a different one\nhint: to train one model, see docs/quickstart.md. If the ranks were to "
-                "work alone, ignore this",
-                file=sys.stderr,
+                "work alone, ignore this"
             )
 
     def abort(self, text: str, failed_rank: int = -1) -> None:

@@ -25,7 +25,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from horovod.core import context as contexts
 from horovod.core.exceptions import InvalidRequestError
-from horovod.core.wording import counted
+from horovod.core.wording import counted, tell
 from horovod.settings import Settings
 from horovod.world.files.whole import write_whole
 from horovod.world.machine import packages
@@ -316,7 +316,7 @@ def _spread(values: Sequence[float]) -> list[float]:
 
 def _say(text: str) -> None:
     with contextlib.suppress(OSError):  # the reader of the output may be gone
-        print(f"horovod: {text}", file=sys.stderr, flush=True)
+        tell(f"horovod: {text}")
 
 
 _taken = False  # an optimizer is recorded

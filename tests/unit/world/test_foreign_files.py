@@ -28,7 +28,6 @@ from horovod.launcher.job.redaction import Redaction
 from horovod.launcher.options import checks
 from horovod.launcher.options.usage import UsageError
 from horovod.metrics.exporter import Exporter
-from horovod.settings import Settings
 from horovod.simulate.__main__ import main as simulate
 from horovod.spark.common import access
 from horovod.trace.__main__ import main as trace
@@ -56,9 +55,10 @@ class Metrics(Exporter):
 
 
 def metrics(path: str) -> None:
-    identity = types.SimpleNamespace(rank=0, size=1, local_rank=0, local_size=1)
-    world = types.SimpleNamespace(identity=identity, generation=1, transport="shm")
-    Metrics(Settings(metrics_file=path), world, dict)  # type: ignore[arg-type]
+    """As the exporter's thread does."""
+    exporter = Metrics.__new__(Metrics)
+    exporter._path, exporter._warned, exporter._place = path, set(), types.SimpleNamespace(rank=0)  # type: ignore[assignment]
+    exporter._write()
 
 
 def profile(path: str) -> None:

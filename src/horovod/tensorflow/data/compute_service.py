@@ -21,7 +21,6 @@ import dataclasses
 import itertools
 import json
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,6 +29,7 @@ from typing import Any
 import tensorflow as tf
 
 from horovod.core.exceptions import InvalidRequestError
+from horovod.core.wording import tell
 from horovod.settings import Settings
 from horovod.tensorflow.data.registry import ComputeClient
 from horovod.world.channel import ChannelError
@@ -95,7 +95,7 @@ class TfDataServiceConfig:
         while wait_for_file_creation and not os.path.exists(filename):
             if not said and time.monotonic() - started > _SAY_AFTER_S:
                 said = True
-                print(f"waiting for the data service's config {filename} ...", file=sys.stderr, flush=True)
+                tell(f"waiting for the data service's config {filename} ...")
             threading.Event().wait(_LOOK_S)
         with open(filename) as file:
             try:
