@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,10 +19,10 @@ import numpy as np
 from horovod import core as hvd
 from horovod.bench.record import refused
 from horovod.core.telemetry.core_waits import LEAST_TOLD, WaitShare, too_busy
-from horovod.core.wording import counted
+from horovod.core.wording import counted, tell
 from horovod.simulate.costs import SMALL_STEPS
 from horovod.simulate.links import FORMAT, LIMITS, VERSION
-from horovod.world.whole_files import write_whole
+from horovod.world.files.whole import write_whole
 
 __all__ = ["run"]
 
@@ -59,11 +60,11 @@ def run(arguments: argparse.Namespace) -> int:
         low, high = (content["gbit"] * part for part in content["utilisation"])
         print(f"rate of an allreduce  {low:.2f} to {high:.2f} Gbit/s")
         if note is not None:
-            print(note)
+            tell(note, sys.stdout)
         print("latency of a step     {:.0f} to {:.0f} us".format(*content["latency_us"]))
         print("compute is slower by  {:.0%} to {:.0%} while data moves".format(*content["interference"]), flush=True)
         write_whole(arguments.json, json.dumps(content, indent=1) + "\n")
-        print(f"the link is in {arguments.json}", flush=True)
+        tell(f"the link is in {arguments.json}", sys.stdout)
     return 0
 
 
@@ -197,4 +198,4 @@ def _took(call: Callable[[], object]) -> float:
 
 def _say(text: str) -> None:
     if hvd.rank() == 0:
-        print(text, flush=True)
+        tell(text, sys.stdout)

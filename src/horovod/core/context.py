@@ -24,9 +24,10 @@ from horovod.core.exceptions import DuplicateNameError, InvalidRequestError, Not
 from horovod.core.requests import RequestCache
 from horovod.core.telemetry import arrivals
 from horovod.core.telemetry.status import StatusThread
-from horovod.core.wording import quoted
+from horovod.core.wording import quoted, tell
 from horovod.settings import Settings
 from horovod.world import bootstrap, mpi
+from horovod.world.files.whole import open_in_place
 from horovod.world.network import at_port
 from horovod.world.planned import Planned
 from horovod.world.rendezvous import RankGone
@@ -178,7 +179,7 @@ class Context:
         except InvalidRequestError as error:
             if settings.worker is None or self.world.generation == 1:
                 raise
-            print(f"horovod: warning: generation {self.world.generation} has no timeline: {error}", file=sys.stderr)
+            tell(f"horovod: warning: generation {self.world.generation} has no timeline: {error}")
 
     def _export(self, settings: Settings) -> Exporter:
         from horovod.metrics.exporter import Exporter  # loads http.server
@@ -189,10 +190,15 @@ class Context:
         """Writes what happens from now on into a file, whatever it holds now. Raises ValueError."""
         self._timelines += 1
         status = native.Status()
-        session = f"{self._session} {self._timelines}"
-        code = self.library.hvd_start_timeline(
-            self.pointer, os.fsencode(path), session.encode(), int(mark_cycles), ctypes.addressof(status)
-        )
+        session = f"{self._session} {self._timelines}".encode()
+        try:
+            file = os.fdopen(open_in_place(path, os.O_RDWR | os.O_CREAT))
+        except OSError as error:
+            raise InvalidRequestError(f"rank {self.rank}: cannot open the timeline {path}: {error.strerror}") from None
+        with file:  # the core duplicates it
+            code = self.library.hvd_start_timeline(
+                self.pointer, file.fileno(), os.fsencode(path), session, int(mark_cycles), ctypes.addressof(status)
+            )
         if code != native.OK:
             raise InvalidRequestError(f"rank {self.rank}: {status.message()}")
 
@@ -266,13 +272,13 @@ class Context:
             # The other ranks' GPUs may need this rank's for as long as its own queue is, or theirs.
             if self.uses_gpus and (code := self._await_gpus(status)) != native.OK and not was_told:
                 error = self.failure_of(code, status)
-                print(f"horovod: rank {self.rank}: the last operations have failed: {error}", file=sys.stderr)
+                tell(f"horovod: rank {self.rank}: the last operations have failed: {error}")
                 self.library.hvd_fail_at_exit()  # the script has used their results as if they were good
         finally:
             code = self.library.hvd_stop(self.pointer, STOP_TIMEOUT_MS, ctypes.addressof(status))
             self.world.close()
         if code != native.OK:
-            print(f"horovod: rank {self.rank}: while shutting down: {status.message()}", file=sys.stderr)
+            tell(f"horovod: rank {self.rank}: while shutting down: {status.message()}")
 
     def _warn_of_training_apart(self) -> None:
         """Says at the end, once in a job, that the ranks seem to have trained without each other."""
@@ -282,19 +288,17 @@ class Context:
             return
         counts = self.statistics()
         if self.smallest_replica and not self.reduces_gradients and counts["largest_reduction"] < self.smallest_replica:
-            print(
+            tell(
                 "horovod: warning: the parameters were broadcast, but nothing as large as a parameter was averaged or "
                 "summed: if this script trains, each rank has trained alone\nhint: train with "
                 "hvd.DistributedOptimizer or what the framework's page says (horovodrun --explain "
-                "pytorch, for example)",
-                file=sys.stderr,
+                "pytorch, for example)"
             )
         elif counts["batches"] == 0 and any(f"horovod.{name}" in sys.modules for name in _FRAMEWORKS):
-            print(
+            tell(
                 f"horovod: note: the {self.size} ranks have exchanged nothing. If the script trains a model, each "
                 "rank now has a different one\nhint: to train one model, see `horovodrun --explain "
-                "quickstart`. If the ranks were to work alone, ignore this",
-                file=sys.stderr,
+                "quickstart`. If the ranks were to work alone, ignore this"
             )
 
     def abort(self, text: str, failed_rank: int = -1) -> None:

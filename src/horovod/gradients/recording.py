@@ -26,10 +26,10 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from horovod.core import context as contexts
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.telemetry.core_waits import LEAST_TOLD, WaitShare, too_busy
-from horovod.core.wording import counted
+from horovod.core.wording import counted, tell
 from horovod.settings import Settings
+from horovod.world.files.whole import write_whole
 from horovod.world.machine import packages
-from horovod.world.whole_files import write_whole
 
 __all__ = [
     "FEWEST_STEPS",
@@ -326,7 +326,7 @@ def _spread(values: Sequence[float]) -> list[float]:
 
 def _say(text: str) -> None:
     with contextlib.suppress(OSError):  # the reader of the output may be gone
-        print(f"horovod: {text}", file=sys.stderr, flush=True)
+        tell(f"horovod: {text}")
 
 
 _taken = False  # an optimizer is recorded

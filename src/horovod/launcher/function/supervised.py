@@ -27,6 +27,7 @@ import warnings
 from collections.abc import Mapping
 from typing import IO, Any
 
+from horovod.core.wording import plain
 from horovod.elastic.decide.job import BLAME_HOST, BLAME_WORKER, Rules
 from horovod.elastic.drive.discovery import HostDiscovery
 from horovod.elastic.drive.driver import Limits
@@ -134,7 +135,8 @@ def _copy(pipe: IO[bytes], target: Any) -> None:
                     put(target, text)
                 except Exception as error:  # the caller's own code
                     works = False
-                    warnings.warn(f"horovod: the ranks' output can no longer be written: {error!r}", stacklevel=1)
+                    text = f"horovod: the ranks' output can no longer be written: {error!r}"
+                    warnings.warn(plain(text), stacklevel=1)
             if not data:
                 return
 
@@ -148,7 +150,7 @@ class _Quiet(Supervision):
         pass
 
     def conclude_with(self, text: str, **more: Any) -> None:
-        self._keep(Conclusion(text, **more))
+        self._keep(Conclusion(plain(text), **more))
 
     def _print(self, text: str) -> None:
         if not self.quiet:

@@ -21,6 +21,8 @@ from typing import BinaryIO
 
 from horovod.launcher.job.failure import Line
 from horovod.launcher.job.tracebacks import HeldTracebacks, ranges
+from horovod.world.files.places import make_folder
+from horovod.world.files.whole import open_in_place
 
 __all__ = ["OutputError", "Outputs", "Prefixer", "local_time", "prepare_directory"]
 
@@ -121,9 +123,14 @@ def prepare_directory(directory: Path, size: int) -> None:
     for rank in range(size):
         for stream in ("stdout", "stderr"):
             path = _path(directory, width, rank, stream)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _keep_earlier(path)
-            path.open("wb", buffering=0).close()
+            _opened(path).close()
+
+
+def _opened(path: Path) -> FileIO:
+    """An empty file, in a folder that is made for it. What an earlier run has written there keeps another name."""
+    make_folder(path.parent)
+    _keep_earlier(path)
+    return open(path, "wb", buffering=0, opener=open_in_place)
 
 
 def _keep_earlier(path: Path) -> None:
@@ -299,9 +306,7 @@ class Outputs:
             return
         path = _path(self._directory, self._width, rank, stream)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _keep_earlier(path)
-            self._file[rank, stream] = path.open("wb", buffering=0)
+            self._file[rank, stream] = _opened(path)
         except OSError as error:
             self._give_up_files(path, error)
 

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from horovod.core.wording import plain
 from horovod.launcher.host import processes
 from horovod.launcher.host.agent import PASSED_ON
 from horovod.launcher.host.threads import VARIABLE
@@ -383,7 +384,7 @@ class Supervision(JobEvents):
         """`more`: see Conclusion."""
         if text:
             self._print(text)
-        self._keep(Conclusion(text, **more))
+        self._keep(Conclusion(plain(text), **more))
 
     def say(self, text: str) -> None:
         if self.job.verbose:
@@ -395,12 +396,12 @@ class Supervision(JobEvents):
     def _print(self, text: str) -> None:
         with contextlib.suppress(OSError):  # it has no reader, the terminal is closed, the disk is full
             self._end_line("stderr")
-            words = (local_time() if self.job.prefix_timestamp else "") + text + "\n"
+            words = (local_time() if self.job.prefix_timestamp else "") + plain(text) + "\n"
             if self._view is None:
                 sys.stderr.write(words)
                 sys.stderr.flush()
             else:
-                self._streams["stderr"].write(words.encode(errors="backslashreplace"))
+                self._streams["stderr"].write(words.encode())
                 self._streams["stderr"].flush()
 
 
