@@ -28,7 +28,7 @@ The base classes are Horovod's own contract: scripts written for it catch Runtim
 HorovodInternalError.
 
 An error has a stable `code`, a word that `horovodrun --explain CODE` and docs/troubleshooting.md tell more about
-(launcher/options/explanations/table.py). Its text ends with that command. The text of
+(launcher/options/explanations). Its text ends with that command. The text of
 InvalidRequestError has no such line, because it is complete in itself.
 """
 

@@ -7,15 +7,10 @@ elastic.py.
 
 from __future__ import annotations
 
-import textwrap
-
 from horovod.launcher.options.explanations.elastic import EXPLANATIONS_OF_ELASTIC
 from horovod.launcher.options.explanations.jobs import EXPLANATIONS_OF_JOBS, Explanation
 
-__all__ = ["EXPLANATIONS", "Explanation", "explain", "list_of_codes"]
-
-_WIDTH = 100
-
+__all__ = ["EXPLANATIONS", "Explanation"]
 
 _START = "StartError (a ValueError), from hvd.init()"
 
@@ -478,33 +473,3 @@ EXPLANATIONS = (
     *EXPLANATIONS_OF_JOBS,
     *EXPLANATIONS_OF_ELASTIC,
 )
-
-_BY_CODE = {one.code: one for one in EXPLANATIONS}
-
-
-def explain(code: str) -> str:
-    """The story behind a code, for a terminal. Raises KeyError for a code that does not exist."""
-    one = _BY_CODE[code]
-    lines = [f"{one.code}: {one.title}", "", f"You get: {one.comes_as}", ""]
-    lines += ["You read, among other words:", *(f"    {message}" for message in one.messages), ""]
-    lines += ["Why", *_indented(one.why, ""), "", "What to do"]
-    for action in one.actions:
-        lines += _indented(action, "- ")
-    return "\n".join(lines)
-
-
-def list_of_codes() -> str:
-    """All codes with their titles, for a terminal."""
-    width = max(len(one.code) for one in EXPLANATIONS)
-    return "\n".join(f"{one.code:{width}}  {one.title}" for one in EXPLANATIONS)
-
-
-def _indented(text: str, mark: str) -> list[str]:
-    return textwrap.wrap(
-        text,
-        _WIDTH,
-        initial_indent=f"    {mark}",
-        subsequent_indent="    " + " " * len(mark),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
