@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is changed in PyTorch for the backend: DistributedDataParallel's built-in hook of float16.
+"""A change to PyTorch for the backend: DistributedDataParallel's built-in hook of float16.
 
 It is C++ and takes the futures of backends in C++ alone. PyTorch has the same hook in Python, which takes its place.
 """
