@@ -39,9 +39,10 @@ def test_a_set_knows_its_members(worlds: WorldPool, framework: str, size: int, t
         assert (pair.process_set_id, pair.size(), pair.rank()) == (None, None, None)
         assert hvd.add_process_set(pair) is pair
         other = hvd.add_process_set([0, 2])
-        assert (pair.process_set_id, other.process_set_id) == (1, 2)
+        number = pair.process_set_id
+        assert number not in (None, other.process_set_id)
         assert pair.ranks == [1, 2] and pair.size() == 2 and pair.included() == (hvd.rank() in (1, 2))
-        assert str(pair) == "ProcessSet(process_set_id=1, ranks=[1, 2], mpi_comm=None)"
+        assert str(pair) == f"ProcessSet(process_set_id={number}, ranks=[1, 2], mpi_comm=None)"
         if pair.included():
             assert pair.rank() == hvd.rank() - 1
             assert total(framework, hvd.allreduce(ones(framework, 2), op=hvd.Sum, process_set=pair)) == 4
@@ -55,7 +56,9 @@ def test_a_set_knows_its_members(worlds: WorldPool, framework: str, size: int, t
         assert hvd.remove_process_set(world) is False
         assert hvd.remove_process_set(hvd.ProcessSet([0])) is False
         again = hvd.add_process_set(hvd.ProcessSet([hvd.size() - 1]))
-        assert again.process_set_id == 1  # the lowest free number
+        # A compiled function may hold the number of a set that is removed: it must not reach other ranks.
+        assert again.process_set_id not in (number, other.process_set_id)
+        assert hvd.add_process_set(pair).process_set_id == number and hvd.remove_process_set(pair)
         if again.included():
             assert total(framework, hvd.allreduce(ones(framework, 2), process_set=again)) == 2
         assert hvd.remove_process_set(other) and hvd.remove_process_set(again)

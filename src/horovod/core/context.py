@@ -88,7 +88,7 @@ class Context:
         self.dynamic_process_sets = settings.dynamic_process_sets
         self._places = {0: (self.size, self.rank)}
         self.failure: tuple[int, str, int] | None = None
-        self.running = False
+        self.running = self.is_freed = False
         self.uses_gpus = False
         self.smallest_replica = 0
         self.reduces_gradients = False
@@ -216,7 +216,7 @@ class Context:
         self.sets[number] = process_set
 
     def leave_set(self, number: int) -> None:
-        """A set that all ranks have removed: its number may come back for another one."""
+        """A set that all ranks have removed: its number may come back for another one of these ranks."""
         self.sets.pop(number).process_set_id = None
         self.requests.forget_set(number)
 
@@ -306,9 +306,11 @@ class Context:
         self.library.hvd_abort(self.pointer, failed_rank, text.encode(errors="backslashreplace"))
 
     def __del__(self) -> None:
-        # Operations keep their context alive, so no other thread can be inside a call here.
+        # Operations keep their context alive, so no other thread can be inside a call here. But both may be in one
+        # cycle of garbage, and what is in one is finalized in any order.
         if getattr(self, "pointer", None) and not self.running and os.getpid() == self.process_id:
             self.requests.pointer = None
+            self.is_freed = True
             self.library.hvd_free(self.pointer)
             calls.forget(self.pointer)
 
@@ -329,7 +331,9 @@ class Context:
         text = f"rank {self.rank}: {shown}: {reason}" + self.tell(wire_name, process_set, reason)
         # Subclasses of ValueError may take other arguments than a text (UnicodeEncodeError).
         kind = type(error) if type(error) in (TypeError, NotImplementedError) else InvalidRequestError
-        raise kind(text) from (error if _is_of_the_script(error) else None)
+        refusal = kind(text)
+        refusal.is_told = True  # type: ignore[attr-defined]  # for a caller that would tell the peers of any other error
+        raise refusal from (error if _is_of_the_script(error) else None)
 
     def tell(self, name: str | None, process_set: int, why: str) -> str:
         """Tells the peers that this rank's call failed.

@@ -10,8 +10,9 @@ from importlib.metadata import version
 from typing import Any
 
 import pytest
+from support.frameworks import jax_world
 from support.patience import be_late
-from support.world import World
+from support.world import World, WorldPool
 
 from horovod.core.telemetry.status import lost
 
@@ -388,3 +389,28 @@ def test_what_cannot_be_compiled_on_one_rank_fails_on_the_others(world: World, c
     told, own = world.run(run, call)
     assert re.search(f"rank 1 could not call .*{expected}", told, re.DOTALL), told
     assert own.startswith("rank 1: ")
+
+
+@pytest.mark.slow("ranks of their own")
+def test_an_exported_function_runs_after_init_alone(world: World, worlds: WorldPool) -> None:
+    def save() -> bytes:
+        from jax import export
+
+        allowed = [export.DisabledSafetyCheck.custom_call(shim.TARGET)]
+        function = jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum))
+        return bytes(export.export(function, disabled_checks=allowed)(jnp.ones(2)).serialize())
+
+    def load(saved: bytes) -> list[Any]:
+        from jax import export
+
+        function, seen = export.deserialize(saved), []
+        for _ in range(2):
+            seen.append(function.call(jnp.ones(2) * (hvd.rank() + 1)).tolist())
+            hvd.shutdown()
+            hvd.init()
+        return seen
+
+    if not shim.has_tokens:
+        pytest.skip("not run: this JAX exports no ordered effects")
+    saved = world.run(save)[0]
+    assert jax_world(worlds, LOADED="exported").run(load, saved) == [[[3.0, 3.0]] * 2] * 2

@@ -379,3 +379,30 @@ def test_operators_are_left_out_of_cuda_graphs() -> None:
     operators = [each.default for each in found if isinstance(each, torch._ops.OpOverloadPacket)]
     assert len(operators) > 5
     assert [each for each in operators if torch._C.Tag.cudagraph_unsafe not in each.tags] == []
+
+
+class Exported(torch.nn.Module):
+    def forward(self, x: Any) -> Any:
+        return hvd.reducescatter(hvd.allreduce(x, op=hvd.Sum), op=hvd.Sum) + 1
+
+
+@pytest.mark.slow("ranks of their own")
+def test_an_exported_module_runs_after_init_alone(two: World, worlds: WorldPool, tmp_path: Path) -> None:
+    def save(file: Path) -> None:
+        program = torch.export.export(Exported(), (torch.ones(4),))
+        if hvd.rank() == 0:
+            torch.export.save(program, file)
+        hvd.barrier()
+
+    def load(file: Path) -> list[Any]:
+        hvd.init()
+        module, seen = torch.export.load(file).module(), []
+        for _ in range(2):
+            seen.append(module(torch.full((4,), hvd.rank() + 1.0)).tolist())
+            hvd.shutdown()
+            hvd.init()
+        return seen
+
+    two.run(save, tmp_path / "module.pt2")
+    fresh = worlds(2, {"HOROVOD_TRANSPORT": "shm", "LOADED": "exported"})
+    assert fresh.run(load, tmp_path / "module.pt2") == [[[7.0, 7.0]] * 2] * 2

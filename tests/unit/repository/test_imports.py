@@ -32,9 +32,9 @@ ALLOWED = {
     "jax": {"core", "gradients", "elastic"},
     "mxnet": {"core", "gradients", "settings", "elastic", "common"},
     "keras": {"core", "gradients", "elastic", "tensorflow", "torch", "jax"},  # the package of its backend
-    "_keras": {"keras"},
+    "_keras": {"core", "keras"},
     "common": {"core", "settings", "elastic"},
-    "runner": {"settings", "elastic", "launcher"},
+    "runner": {"core", "settings", "elastic", "launcher"},
     "trace": {"horovod", "core", "world"},  # of the core: wording; of the world: how files are written
     "simulate": {"core", "world", "gradients", "trace"},  # of trace: the parts of pages; of gradients: the profile
     "bench": {"horovod", "simulate", "core", "world", "settings", "launcher", "torch"},

@@ -80,7 +80,10 @@ def parameters_of(trained: Any) -> list[Any]:
     return [parameter.detach().clone() for parameter in trained.parameters()]
 
 
-@pytest.mark.parametrize("hook, rtol", [("none", 1e-4), ("fp16", 0.05), ("power", 0.05)])  # that round
+@pytest.mark.parametrize(
+    "hook, rtol",
+    [("none", 1e-4), ("fp16", 0.05), ("power", 0.05), ("FP16_COMPRESS", 0.05), ("ALLREDUCE", 1e-4)],  # that round
+)
 @pytest.mark.parametrize("as_views", [True, later(False)])
 def test_ddp_with_and_without_hooks(world: World, as_views: bool, hook: str, rtol: float) -> None:
     def run(dist: Any, rank: int, size: int) -> Any:
@@ -90,8 +93,13 @@ def test_ddp_with_and_without_hooks(world: World, as_views: bool, hook: str, rto
         plain = model()
         # PowerSGD's callbacks call collectives, which several buckets would order differently on each rank.
         wrapped = torch.nn.parallel.DistributedDataParallel(
-            plain, gradient_as_bucket_view=as_views, bucket_cap_mb=None if hook == "power" else 0.001
+            plain,
+            gradient_as_bucket_view=as_views,
+            bucket_cap_mb=None if hook == "power" else 0.001,
+            static_graph=hook.isupper(),
         )
+        if hook.isupper():
+            wrapped._register_builtin_comm_hook(getattr(dist.BuiltinCommHookType, hook))
         if hook == "fp16":
             wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
         elif hook == "power":
