@@ -228,7 +228,10 @@ def test_ranks_that_disagree_about_a_set_are_told(worlds: WorldPool, framework: 
         with pytest.raises(ValueError if hvd.rank() == 1 else hvd.HorovodInternalError) as caught:
             hvd.add_process_set([0, 7] if hvd.rank() == 1 else [0, 2])
         texts.append(str(caught.value))
-        pair = hvd.add_process_set([0, 2])
+        pair, other = hvd.add_process_set([0, 2]), hvd.add_process_set([0, 1])
+        with pytest.raises(hvd.HorovodInternalError) as caught:
+            hvd.remove_process_set(pair if hvd.rank() == 0 else other)
+        texts.append(str(caught.value))
         if hvd.rank() == 2:
             handle = hvd.allreduce_async(ones(framework, 1), name="late", op=hvd.Sum, process_set=pair)
         with pytest.raises(hvd.HorovodInternalError) as caught:
@@ -238,13 +241,14 @@ def test_ranks_that_disagree_about_a_set_are_told(worlds: WorldPool, framework: 
             handle = hvd.allreduce_async(ones(framework, 1), name="late", op=hvd.Sum, process_set=pair)
         if pair.included():
             assert total(framework, hvd.synchronize(handle)) == 2
-        assert hvd.remove_process_set(pair)
+        assert hvd.remove_process_set(pair) and hvd.remove_process_set(other)
         return texts
 
     for texts in worlds(3, dynamic("shm")).run(loaded(run), framework):
         assert "ranks of the set" in texts[0] and "rank 1" in texts[0]
         assert "rank 1" in texts[1] and "expected ranks from 0 to 2" in texts[1]
-        assert "cannot be removed while `allreduce.late` is in flight in it on rank 2" in texts[2]
+        assert "process set" in texts[2] and "rank 0" in texts[2]
+        assert "cannot be removed while `allreduce.late` is in flight in it on rank 2" in texts[3]
 
 
 @pytest.mark.parametrize(("size", "transport"), WORLDS)

@@ -5,7 +5,6 @@ the whole batch, replicas stay equal, callbacks do what they say, models are sav
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -412,54 +411,3 @@ def test_a_lost_rank_ends_fit_with_its_name(worlds: WorldPool) -> None:
     with World(2, TENSORFLOW_ENV) as world:
         outcomes = world.run_each(run)
     assert "rank 1" in outcomes[0].value
-
-
-@pytest.mark.thorough
-def test_mnist_is_learned(tensorflow: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    from common import mnist
-
-    folder = Path(os.environ.get("HVD_TEST_MNIST") or Path.home() / ".cache" / "hvd" / "mnist")
-    if not mnist._complete(folder):
-        pytest.skip("not run: the MNIST files are not in the cache; `make data` or HVD_TEST_MNIST=folder")
-
-    def run(folder: str, examples: str, epochs: int) -> list[float]:
-        sys.path.insert(0, examples)
-        from common import mnist
-
-        digits = mnist._read(Path(folder))
-        rank, size = hvd.rank(), hvd.size()
-        images, tests = (part[..., None] / np.float32(255) for part in (digits.train_images, digits.test_images))
-        keras.utils.set_random_seed(rank)
-        model = keras.Sequential(
-            [
-                keras.Input((28, 28, 1)),
-                keras.layers.Conv2D(16, 5, strides=2, activation="relu"),
-                keras.layers.Conv2D(32, 3, strides=2, activation="relu"),
-                keras.layers.Flatten(),
-                keras.layers.Dense(64, activation="relu"),
-                keras.layers.Dense(10),
-            ]
-        )
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.001 * size))
-        model.compile(optimizer=optimizer, loss=loss, metrics=["accuracy"])
-        callbacks = [
-            hvd.callbacks.BroadcastGlobalVariablesCallback(0),
-            hvd.callbacks.MetricAverageCallback(),
-            hvd.callbacks.LearningRateWarmupCallback(0.001 * size, warmup_epochs=1),
-        ]
-        model.fit(
-            images[rank::size],
-            digits.train_labels[rank::size],
-            batch_size=64,
-            epochs=epochs,
-            verbose=0,
-            callbacks=callbacks,
-        )
-        accuracy = model.evaluate(tests, digits.test_labels, batch_size=500, verbose=0)[1]
-        return [float(accuracy), float(np.sum(model.get_weights()[0]))]
-
-    epochs, least = (3, 0.98) if THOROUGH else (1, 0.96)
-    first, second = tensorflow.run(run, str(folder), str(EXAMPLES), epochs)
-    assert first == second and first[0] >= least, (first, second)

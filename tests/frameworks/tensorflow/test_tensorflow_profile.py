@@ -25,7 +25,7 @@ model = tf.keras.Sequential([layers.Embedding(50, 64), layers.Flatten(), *dense,
 optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.01))
 model.compile(optimizer, "mse")
 broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
-model.fit(np.random.randint(0, 50, (6400, 4)), np.random.rand(6400), 64, callbacks=[broadcast], verbose=0)
+model.fit(np.random.randint(0, 50, (4800, 4)), np.random.rand(4800), 64, callbacks=[broadcast], verbose=0)
 print("weight", float(np.asarray(model.weights[-1])[0]), flush=True)
 """
 TAPE = """

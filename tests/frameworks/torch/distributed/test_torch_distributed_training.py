@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.extent import THOROUGH, later
+from support.extent import later
 from support.world import World, WorldPool
 
 torch = pytest.importorskip("torch", reason="not run: torch is not installed")
@@ -308,15 +308,13 @@ def test_a_checkpoint_is_loaded_by_another_number_of_ranks(worlds: WorldPool, tm
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("ranks", [2, *map(later, (3, 4))])
 def test_pytorchs_own_tests_pass(ranks: int) -> None:
-    """One of 25, and all with THOROUGH=1."""
     pytest.importorskip("expecttest", reason="not run: expecttest is not installed")
-    words = [sys.executable, str(ROOT / "tools" / "try-torch-suite"), str(ranks)]
     done = subprocess.run(
-        words + ([] if THOROUGH else ["--sample", "25"]),
+        [sys.executable, str(ROOT / "tools" / "try-torch-suite"), str(ranks)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         capture_output=True,
         text=True,
         timeout=1780,
     )
     ran = int(done.stdout.split(" tests ran")[0].split()[-1])
-    assert done.returncode == 0 and ran >= (90 if THOROUGH else 3), done.stderr[-8000:]
+    assert done.returncode == 0 and ran >= 90, done.stderr[-8000:]
