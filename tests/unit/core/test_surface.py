@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.extent import later
 
 import horovod
 from horovod.common import exceptions, util
