@@ -14,7 +14,6 @@ import dataclasses
 import json
 import os
 import re
-import sys
 import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn, cast
@@ -24,6 +23,7 @@ from horovod.core.exceptions import DuplicateNameError, InvalidRequestError, Not
 from horovod.core.requests import RequestCache
 from horovod.core.telemetry import arrivals
 from horovod.core.telemetry.status import StatusThread
+from horovod.core.telemetry.training_apart import warn_of_training_apart
 from horovod.core.wording import quoted, tell
 from horovod.settings import Settings
 from horovod.world import bootstrap, mpi
@@ -51,7 +51,6 @@ _FATAL = {
     native.DEVICE_LOST: "DEVICE_LOST",
     native.DEADLOCK: "DEADLOCK",
 }
-_FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "mxnet")  # whose scripts train
 _CODE_OF_NAME = {name: code for code, name in _FATAL.items()}
 
 
@@ -260,7 +259,8 @@ class Context:
             teller.close(in_order=not self.was_told)
         if exporter is not None:
             exporter.close()
-        self._warn_of_training_apart()
+        if self.rank == 0 and self.size > 1 and not may_grow() and not self.trains_apart:
+            warn_of_training_apart(self)
         if self._report:
             from horovod.world import report  # only for this
 
@@ -279,27 +279,6 @@ class Context:
             self.world.close()
         if code != native.OK:
             tell(f"horovod: rank {self.rank}: while shutting down: {status.message()}")
-
-    def _warn_of_training_apart(self) -> None:
-        """Says at the end, once in a job, that the ranks seem to have trained without each other."""
-        if self.rank != 0 or self.size == 1 or may_grow() or self.trains_apart:
-            return
-        if self.was_told or hasattr(sys, "last_value"):  # the script's last exception
-            return
-        counts = self.statistics()
-        if self.smallest_replica and not self.reduces_gradients and counts["largest_reduction"] < self.smallest_replica:
-            tell(
-                "horovod: warning: the parameters were broadcast, but nothing as large as a parameter was averaged or "
-                "summed: if this script trains, each rank has trained alone\nhint: train with "
-                "hvd.DistributedOptimizer or what the framework's page says (horovodrun --explain "
-                "pytorch, for example)"
-            )
-        elif counts["batches"] == 0 and any(f"horovod.{name}" in sys.modules for name in _FRAMEWORKS):
-            tell(
-                f"horovod: note: the {self.size} ranks have exchanged nothing. If the script trains a model, each "
-                "rank now has a different one\nhint: to train one model, see `horovodrun --explain "
-                "quickstart`. If the ranks were to work alone, ignore this"
-            )
 
     def abort(self, text: str, failed_rank: int = -1) -> None:
         """Ends the generation: whatever waits in it fails with its first cause, or this text. From any thread."""
