@@ -259,8 +259,9 @@ class Context:
             teller.close(in_order=not self.was_told)
         if exporter is not None:
             exporter.close()
-        if self.rank == 0 and self.size > 1 and not may_grow() and not self.trains_apart:
-            warn_of_training_apart(self)
+        failed = self.was_told or hasattr(sys, "last_value")  # the script's last exception
+        if self.rank == 0 and self.size > 1 and not (failed or may_grow() or self.trains_apart):
+            warn_of_training_apart(self.size, self.statistics(), self.smallest_replica, self.reduces_gradients)
         if self._report:
             from horovod.world import report  # only for this
 

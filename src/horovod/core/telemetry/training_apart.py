@@ -4,25 +4,19 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import Any
 
 from horovod.core.wording import tell
-
-if TYPE_CHECKING:
-    from horovod.core.context import Context
 
 __all__ = ["warn_of_training_apart"]
 
 _FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "mxnet")  # whose scripts train
 
 
-def warn_of_training_apart(context: Context) -> None:
-    """Once in a job, on rank 0. Only for a job of several ranks that train together, and never for one that grows."""
-    if context.was_told or hasattr(sys, "last_value"):  # the script's last exception
-        return
-    counts = context.statistics()
-    reduced = context.reduces_gradients or counts["largest_reduction"] >= context.smallest_replica
-    if context.smallest_replica and not reduced:
+def warn_of_training_apart(size: int, counts: dict[str, Any], smallest_replica: int, reduces_gradients: bool) -> None:
+    """For rank 0 of a job of `size` ranks. `counts`: its statistics. `smallest_replica`: elements, 0 if there are none."""
+    reduced = reduces_gradients or counts["largest_reduction"] >= smallest_replica
+    if smallest_replica and not reduced:
         tell(
             "horovod: warning: the parameters were broadcast, but nothing as large as a parameter was averaged or "
             "summed: if this script trains, each rank has trained alone\nhint: train with hvd.DistributedOptimizer, "
@@ -30,7 +24,7 @@ def warn_of_training_apart(context: Context) -> None:
         )
     elif counts["batches"] == 0 and any(f"horovod.{name}" in sys.modules for name in _FRAMEWORKS):
         tell(
-            f"horovod: note: the {context.size} ranks have exchanged nothing. If the script trains a model, each "
+            f"horovod: note: the {size} ranks have exchanged nothing. If the script trains a model, each "
             "rank now has a different one\nhint: `horovodrun --explain quickstart` shows how to train one model. If "
             "the ranks were to work alone, ignore this"
         )
