@@ -14,6 +14,7 @@ import dataclasses
 import json
 import os
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn, cast

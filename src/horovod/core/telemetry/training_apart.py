@@ -14,7 +14,7 @@ _FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "mxnet")  # whose scripts 
 
 
 def warn_of_training_apart(size: int, counts: dict[str, Any], smallest_replica: int, reduces_gradients: bool) -> None:
-    """For rank 0 of a job of `size` ranks. `counts`: its statistics. `smallest_replica`: elements, 0 if there are none."""
+    """On rank 0 of `size`. `counts`: its statistics. `smallest_replica`: elements, 0 if nothing was broadcast."""
     reduced = reduces_gradients or counts["largest_reduction"] >= smallest_replica
     if smallest_replica and not reduced:
         tell(
