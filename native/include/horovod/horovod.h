@@ -353,9 +353,9 @@ HVD_EXPORT int hvd_copy_result(hvd_context* context, hvd_handle handle, uint32_t
 HVD_EXPORT void hvd_release(hvd_context* context, hvd_handle handle);
 
 /* Writes what happens to each tensor into a file (JSON, for Chrome's and Perfetto's viewers), together with the other
-   ranks of the machine that were given the same file and session; what it held before is overwritten. Until
-   hvd_stop_timeline or hvd_stop. A timeline that is on goes on in the new file. `descriptor`: of the file, open to read
-   and write; it is duplicated. `path`: for warnings. */
+   ranks of the machine that were given the same file and session; what it held before is overwritten. Writes
+   until hvd_stop_timeline or hvd_stop. A timeline that is on goes on in the new file. `descriptor`: an open file, for
+   reading and writing; the library duplicates the descriptor. `path`: for warnings. */
 HVD_EXPORT int hvd_start_timeline(hvd_context* context, int32_t descriptor, const char* path, const char* session,
                                   int32_t mark_cycles, hvd_status* status);
 HVD_EXPORT int hvd_stop_timeline(hvd_context* context, hvd_status* status);

@@ -155,8 +155,9 @@ def _explanation(code: str) -> str:
     except KeyError:
         known = [*(one.code for one in explanations.EXPLANATIONS), *explanations.pages()]
         nearest = difflib.get_close_matches(code, known, 1)
-        hint = f"{nearest[0]} is the nearest; horovodrun --explain lists" if nearest else "horovodrun --explain lists"
-        raise UsageError(f"there is no code and no page {code!r}\nhint: {hint} them") from None
+        hint = f"did you mean {nearest[0]}? " if nearest else ""
+        hint += "`horovodrun --explain` lists all codes and pages"
+        raise UsageError(f"there is no code and no page {code!r}\nhint: {hint}") from None
 
 
 def _occupy_standard_streams() -> None:

@@ -56,8 +56,8 @@ def hints(made: Forecast) -> Iterator[str]:
         )
     if job.most_waited > LEAST_TOLD:
         yield (
-            f"warning: a measured rank waited for a core {100 * job.most_waited:.0f}% of its time, so each band is "
-            "wider by as many points\nhint: measure again while nothing else runs on the hosts"
+            f"warning: a measured rank waited for a core {100 * job.most_waited:.0f}% of its time, so both ends of "
+            "each band move out by as many points\nhint: measure again while nothing else runs on the hosts"
         )
     if warning := sparse_in_words(job.sparse):
         yield warning

@@ -37,7 +37,7 @@ def check_writable(tensor: Tensor) -> None:
     _check_layout(tensor)
     if not tensor.is_contiguous() and has_overlap(tensor):
         raise InvalidRequestError(
-            "an operation in place needs a tensor whose elements have memory of their own, got an expanded one\n"
+            "the result cannot be written into an expanded tensor, whose elements share memory\n"
             "hint: call .contiguous() first"
         )
 

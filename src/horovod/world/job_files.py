@@ -86,8 +86,8 @@ def write(address: str, port: int, secret: bytes, command: str) -> JobFile | Non
             os.close(folder)
     except OSError as error:
         _log.warning(
-            "horovod: warning: horovodrun jobs, top and stacks do not find this job on this host: no file can be "
-            "written in %s: %s\nhint: the job runs without it",
+            "horovod: warning: horovodrun jobs, top and stacks will not find this job on this host: cannot write in "
+            "%s: %s; the job itself goes on",
             _BASE,
             error.strerror,
         )

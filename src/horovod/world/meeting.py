@@ -237,7 +237,7 @@ class Meeting:
     # a step of the hosts' leaders
 
     def all_are_here(self) -> float:
-        """All have called init: from here on each has the same time, however late it came. Returns the new deadline."""
+        """All ranks have called init: the time limit starts again, the same for all. Returns the new deadline."""
         self._deadline = time.monotonic() + self._start_timeout_s
         return self._deadline
 
@@ -294,7 +294,7 @@ class Meeting:
         here = self._rendezvous.entered(self._generation)
         size, waited_s = self._identity.size, f"{self._start_timeout_s:g} s"
         absent = [rank for rank in range(size) if rank not in here]
-        hint = "hint: look at the output of the missing ranks"
+        hint = "hint: look at the output of the ranks it waits for"
         if absent:
             whom = f"{ranks_text(absent)} of {size}, which {'has' if len(absent) == 1 else 'have'} not called init"
             whom += f"; here: {ranks_text(here) if here else 'no rank'}"

@@ -60,7 +60,7 @@ def test_quoted_messages_stand_in_the_source() -> None:
     source = messages_in_source()
     for one in EXPLANATIONS:
         for message in one.messages:
-            for part in re.split(r"\.\.\.|SIG[A-Z]+", message):  # names of signals are Python's
+            for part in re.split(r"\.\.\.|SIG[A-Z]+|(?<=[;:]) ", message):  # names of signals are Python's
                 assert part.strip(" `") in source, (one.code, message)
 
 
@@ -97,5 +97,5 @@ def test_what_is_explained_breaks_no_path_and_no_flag() -> None:
 def test_an_unknown_code_is_an_error_with_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--explain", "nonsense"]) == 2
     assert capsys.readouterr().err == (
-        "horovodrun: there is no code and no page 'nonsense'\nhint: horovodrun --explain lists them\n"
+        "horovodrun: there is no code and no page 'nonsense'\nhint: `horovodrun --explain` lists all codes and pages\n"
     )

@@ -35,7 +35,7 @@ class Watcher:
     def on_words(self, agent: AgentLink, words: bytes) -> None: ...
 
     def warn(self, text: str) -> None:
-        assert "are one machine under two names" in text
+        assert "are two names of one machine" in text
 
     def on_agent_lost(self, agent: AgentLink, why: str) -> None:
         raise AssertionError(why)

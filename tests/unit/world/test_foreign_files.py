@@ -310,7 +310,7 @@ def test_jobs_are_announced_and_found_where_another_user_has_taken_the_name(shar
 
     said = as_user(OWNER, announce)
     assert said.startswith("['train.py']\n[]\n") and said.endswith("\nNone\n"), said
-    assert "warning: horovodrun jobs, top and stacks do not find this job on this host" in said
+    assert "warning: horovodrun jobs, top and stacks will not find this job on this host" in said
 
 
 def need_root() -> None:

@@ -9,17 +9,22 @@ import threading
 
 __all__ = ["LEAST_TOLD", "MOST_TRUSTED", "CoreWaits", "WaitShare", "too_busy"]
 
-# Of the time in which a thread could have run: what a measurement says, and with what it is of no use.
+# Shares of the time in which a thread could run: above the first, a measurement warns; above the second, a forecast
+# refuses it.
 LEAST_TOLD, MOST_TRUSTED = 0.02, 0.1
 
 
 def too_busy(share: float) -> str:
     """Words for what follows from a share above LEAST_TOLD."""
-    return "a forecast refuses these times" if share > MOST_TRUSTED else "a forecast from it has a wider band"
+    return (
+        "a forecast refuses this measurement"
+        if share > MOST_TRUSTED
+        else "a forecast from this measurement has a wider band"
+    )
 
 
 class CoreWaits:
-    """Of the threads that do not ask, the one that waits longest counts: who asks wakes more often if it samples."""
+    """The wait of the thread that waits longest. The calling thread is left out: sampling wakes it often."""
 
     def __init__(self) -> None:
         self._before: dict[int, tuple[int, int]] = {}

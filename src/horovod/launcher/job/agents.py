@@ -263,8 +263,8 @@ class AgentGroup:
         other = self._machines.setdefault(machine, host)
         if self._job.joined is None and machine and other != host:
             self._watcher.warn(
-                f"hosts {other} and {host} are one machine under two names; each counts as a host, with ranks "
-                "from local rank 0 on, with the same cores and GPUs\nhint: list it once, with all of its slots"
+                f"hosts {other} and {host} are two names of one machine, but count as two hosts: ranks of both have "
+                "local rank 0, and use the same cores and GPUs\nhint: list the machine once, with all of its slots"
             )
 
     def _on_words(self, agent: AgentLink) -> None:

@@ -30,7 +30,7 @@ _TAIL_LINES = 20
 _LINE_CHARACTERS = 1 << 16  # a line that grows beyond is broken, so that no rank can fill the memory
 _UNENDED_S = 0.2  # until the beginning of a line is shown: most lines are whole by then
 _LINE_END = re.compile(r"\r\n|\r|\n")
-# Of a terminal's cursor, to other lines: they may be another rank's.
+# Escape sequences that move the cursor to another line, which may be another rank's.
 _TO_OTHER_LINES = re.compile(r"\x1b\[[0-9;]*[ABEFHJSTdfsu]|\x1b[78DM]")
 
 

@@ -321,7 +321,7 @@ class Supervision(JobEvents):
                 how = {"T": "is stopped", "t": "is held by a debugger"}.get(processes.state(agent.pid), "hangs")
                 why += f": it {how}"
             elif down := self._networks - running_networks():
-                why += f"; {', '.join(sorted(down))} of this host went down: no other host is reached by it"
+                why += f"; {', '.join(sorted(down))} of this host went down"
             self.on_silence(agent, why)
 
     def _act_on_time(self) -> None:

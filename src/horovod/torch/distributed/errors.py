@@ -48,8 +48,8 @@ def as_torch(error: BaseException) -> BaseException:
 def told_as_torch(label: str | None) -> Callable[[Method], Method]:
     """A decorator of methods of a group whose errors are raised as torch's. torch.compile leaves them as they are.
 
-    `label`: the operation of the core that a call becomes. If an error of this rank's call comes before it, the peers
-    are told, who wait. None: no peer waits.
+    `label`: the operation of the core that a call becomes. If this rank's call fails before that operation
+    starts, the waiting peers are told. None: no peer waits.
     """
 
     def decorate(method: Method) -> Method:

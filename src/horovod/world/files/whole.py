@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes files: whole or not at all, or in place. Errors of the system name the file. Imports nothing of ours."""
+"""Writes files: whole or not at all, or in place. Errors of the system name the file."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def write_whole(path: Path, content: str | bytes, *, private: bool = False) -> N
 def fresh_file(folder: int, name: str, like: os.stat_result | None = None, mode: int = 0o666) -> Iterator[BinaryIO]:
     """A new file, which gets this name in an open folder at the end of the block. An error leaves nothing of it.
 
-    Its name before is not the beginning of `name`: some readers take all files with one, as node exporter does.
+    Its temporary name does not end as `name` does: node exporter, for example, reads every file that ends in `.prom`.
     """
     fresh = _unused()
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -14,7 +14,7 @@ EXPLANATIONS_OF_ELASTIC = (
         "elastic-too-few-slots",
         "An elastic job waited too long for hosts",
         _LAUNCHER,
-        ("the elastic job has ended: ... it waited too long for",),
+        ("the elastic job has ended: it waited too long for",),
         "The job needs -np slots to begin and --min-np workers to go on. It did not get enough usable slots within "
         "`--elastic-timeout`. A host whose workers failed does not count, unless it may come back.",
         (
@@ -27,7 +27,7 @@ EXPLANATIONS_OF_ELASTIC = (
         "elastic-state-lost",
         "All workers that held the training state are gone",
         _LAUNCHER,
-        ("every worker that held the state has ended", "the elastic job has ended: ... all workers have ended"),
+        ("every worker that held the state has ended", "the elastic job has ended: all workers have ended"),
         "An elastic job keeps its state in the memory of its workers. When the last of them ends, nothing is left to "
         "go on from. The earlier output shows how the workers ended: if all ended at the same time, the cause is most "
         "likely the script, perhaps before training began.",
@@ -81,7 +81,7 @@ EXPLANATIONS_OF_ELASTIC = (
         "elastic-script",
         "The script ended the job: several workers raised the same exception, or some ended and others did not",
         _LAUNCHER,
-        ("raised the same exception", "it waited too long for ... the end of training"),
+        ("raised the same exception", "the end of training"),
         "The same exception came from two workers after the same commit, or from three while they joined. A new world "
         "would only raise it again. The cause is the script, or data that cannot be read. Another cause: the training "
         "function has returned in some workers, while the others still have steps or other long work to do.",

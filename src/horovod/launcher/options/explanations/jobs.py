@@ -105,8 +105,8 @@ EXPLANATIONS_OF_JOBS = (
         "Some hosts cannot run their ranks",
         _LAUNCHER,
         (
-            "not ready; ... nothing was started",
-            "not ready; ... it gets no workers",
+            "not ready; nothing was started",
+            "not ready; it gets no workers",
             "cannot be reached by",
             "has no Python at",
             "cannot import horovod",

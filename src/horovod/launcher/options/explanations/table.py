@@ -71,8 +71,9 @@ EXPLANATIONS = (
         "Some ranks did not reach hvd.init() in time",
         _START,
         (" in init for", "in MPI_Init, which returns when", "not called init", "though all ... ranks have called init"),
-        "init() returns when all ranks have called it. Some did not within the start timeout: they failed earlier, "
-        "hang, or still import modules and load data. Or a firewall drops what they send to the other hosts.",
+        "init() returns when all ranks have called it and can reach each other. Some did not call it within the start "
+        "timeout: they failed earlier, hang, or still import modules and load data. Or all have called it, and a "
+        "firewall drops what they send to the other hosts.",
         (
             "Look at the output of the missing ranks; `--output-filename DIR` keeps it in a file for each rank.",
             "Call hvd.init() on every rank, before slow work such as loading data.",
