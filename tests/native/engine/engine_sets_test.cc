@@ -184,7 +184,7 @@ TEST(a_prepared_request_of_a_removed_set_is_refused) {
     const Status status = engine.submitter().prepare(request, &prepared);
     EXPECT(status.ok() == (prepared != nullptr));
     EXPECT(remove_set(engine, set).ok());
-    EXPECT(add_set(engine, {1}) == set);
+    EXPECT(add_set(engine, {0}) == set);
     if (prepared == nullptr) return;
     const void* input = &value;
     void* output = &value;
