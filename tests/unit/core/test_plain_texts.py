@@ -70,7 +70,7 @@ def timeline(folder: Path) -> str:
     events: list[dict[str, Any]] = [
         {"name": "horovod", "ph": "M", "pid": 0, "args": {"session": "s", "start_monotonic_us": 1.0}},
         {"name": "process_name", "ph": "M", "pid": 0, "args": {"name": "rank 0"}},
-        {"name": "thread_name", "ph": "M", "pid": 0, "tid": 1, "args": {"name": NAME}},
+        {"name": "thread_name", "ph": "M", "pid": 0, "tid": 1, "args": {"name": f"tensor\n{NAME}"}},
     ]
     for begin in (0, 100):
         for label, start, end in (("NEGOTIATE_ALLREDUCE", begin, begin + 40), ("ALLREDUCE", begin + 40, begin + 50)):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -253,6 +254,7 @@ def test_in_a_folder_of_all_a_file_with_other_names_is_not_written_in_place(shar
 
 def test_an_admins_link_on_the_way_is_followed_if_nobody_else_could_have_made_it(shared: Path) -> None:
     need_root()
+    shared.chmod(0o755)
     theirs = home_of(OTHER, shared)
     (theirs / "v2").mkdir()
     (theirs / "v2").chmod(0o777)
@@ -262,6 +264,24 @@ def test_an_admins_link_on_the_way_is_followed_if_nobody_else_could_have_made_it
     said = as_user(OWNER, lambda: write_whole(theirs / "current" / "page", "y"))
     assert f"the link {theirs}/current belongs to user {OTHER}" in said
     assert (theirs / "v2" / "page").read_text() == "x"
+
+
+@pytest.mark.parametrize("mode", [0o1777, 0o777])
+def test_nothing_of_another_user_is_used_in_a_folder_of_all(shared: Path, mode: int) -> None:
+    """Nor a folder on the way, which its owner could fill before; nor a pipe, whose reader would be waited for."""
+    need_root()
+    shared.chmod(mode)
+    theirs = home_of(OTHER, shared)
+    theirs.chmod(0o777)
+    of(OTHER, shared / "file").chmod(0o666)
+    os.mkfifo(shared / "pipe", 0o666)
+    os.chown(shared / "pipe", OTHER, OTHER)
+    for path in (theirs / "page", shared / "file", shared / "pipe"):
+        assert f"belongs to user {OTHER}" in as_user(OWNER, functools.partial(write_whole, path, "x"))
+        in_place = functools.partial(open, path, "w", opener=open_in_place)
+        assert f"belongs to user {OTHER}" in as_user(OWNER, in_place)
+    said = as_user(OWNER, lambda: outputs(str(theirs / "run")))
+    assert f"belongs to user {OTHER}" in said and list(theirs.iterdir()) == []
 
 
 def test_a_link_of_the_kernel_leads_to_a_file_that_is_open() -> None:

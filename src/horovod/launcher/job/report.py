@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from horovod.core.wording import of_system, plain, tell
+from horovod.core.wording import of_system, on_one_line, plain, tell
 from horovod.launcher.job import supervise
 from horovod.launcher.job.output import local_time
 from horovod.launcher.job.redaction import REMOVED, Redaction
@@ -131,7 +131,7 @@ def _page(folder: Path, one: _Run, job: dict[str, Any], absent: Sequence[str]) -
     lines = [
         "Report of a job of Horovod",
         "",
-        f"command    {shlex.join(job['command'])}",
+        f"command    {on_one_line(shlex.join(job['command']))}",
         f"folder     {one.job.directory}",
         f"started    {one.started}, ran {one.seconds:.1f} s",
         f"exit code  {one.code}",

@@ -167,6 +167,7 @@ def _walked(given: str, *, make_folders: bool, mode: int = 0o777) -> Place:
                 check_own(folder, name, status, given)
                 return Place(folder, name, given, status)
             else:
+                check_own(folder, name, status, given)
                 folder = _entered(folder, name)
     except BaseException:
         os.close(folder)
@@ -205,7 +206,7 @@ def _target(folder: int, name: str, given: str, *, is_last: bool) -> str:
 
 
 def _is_everybodys(status: os.stat_result) -> bool:
-    return status.st_mode & (stat.S_ISVTX | stat.S_IWOTH) == stat.S_ISVTX | stat.S_IWOTH
+    return status.st_mode & stat.S_IWOTH != 0
 
 
 def _path(folder: int, name: str) -> str:
