@@ -14,6 +14,7 @@
 #include "c_structs.h"
 #include "communicators/mpi/library.h"
 #include "engine/engine.h"
+#include "execution/process_set.h"
 #include "horovod/horovod.h"
 #include "platform/exit_code.h"
 #include "platform/fault_point.h"
@@ -309,6 +310,10 @@ int hvd_remove_process_set(hvd_context* context, int32_t process_set, hvd_handle
     HVD_RETURN_IF_ERROR(need({HVD_NEED(context), HVD_NEED(handle)}));
     return context->engine->submitter().remove_process_set(process_set, handle);
   });
+}
+
+int32_t hvd_lasting_number(const int32_t* ranks, uint32_t nranks) {
+  return ranks == nullptr ? 0 : hvd::lasting_number({ranks, nranks});
 }
 
 int hvd_process_set_place(hvd_context* context, int32_t process_set, int32_t* members, int32_t* member,

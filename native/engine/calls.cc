@@ -207,9 +207,16 @@ std::vector<SubmissionPtr> Calls::give_up_all() {
 
 Status Calls::find_set(int32_t number, std::shared_ptr<ProcessSet>* out) {
   const std::lock_guard lock(mutex_);
-  const auto found = sets_.find(number);
+  const auto is_meant = [number](const auto& item) { return item.second->lasting == number; };
+  const auto found = number < kFirstLasting ? sets_.find(number) : std::ranges::find_if(sets_, is_meant);
   if (found == sets_.end() || found->second->closing) {
-    return invalid("unknown process set " + std::to_string(number) + "\nhint: add it first; it may have been removed");
+    return invalid(number < kFirstLasting ? "unknown process set " + std::to_string(number) +
+                                                "\nhint: add it first; it may have been removed"
+                                          : "the process set of this compiled function is not registered\n"
+                                            "hint: add a set of the same ranks; it was removed, or init came since");
+  }
+  if (number >= kFirstLasting && std::any_of(std::next(found), sets_.end(), is_meant)) {  // one in a thousand million
+    return invalid("two process sets have the same lasting number\nhint: remove one of them, and add it later");
   }
   *out = found->second;
   return {};

@@ -29,6 +29,7 @@ Engine::Engine(EngineOptions options)
       world_(std::make_shared<ProcessSet>()) {
   options_.host_of_rank = topology_.host_of_rank();
   for (int r = 0; r < map_.world_size(); ++r) world_->ranks.push_back(r);
+  world_->lasting = lasting_number(world_->ranks);
   world_->member = map_.rank;
   world_->topology = topology_;
   if (options_.settings.close_bytes == 0) options_.settings.close_bytes = plan::close_bytes(map_.hosts());

@@ -2,11 +2,10 @@
 // Process sets come and go (steps 4 and 7): as operations of set 0, so that all ranks agree on them in the log, and
 // make the change between the same two batches.
 //
-// Adding. The number is that of an earlier set of the same ranks, or a new one, the same on all ranks: a number that a
-// compiled function holds never means other ranks. If the communicator needs shared memory, the host's
-// leader allocates it and tells the members where; they map it and report success. Only if all could map it, the
-// communicator is made, which nothing but a death can prevent. An earlier failure is raised on all ranks, and the job
-// goes on.
+// Adding. The number is that of an earlier set of the same ranks, or a new one, the same on all ranks. If the
+// communicator needs shared memory, the host's leader allocates it and tells the members where; they map it and report
+// success. Only if all could map it, the communicator is made, which nothing but a death can prevent. An earlier failure
+// is raised on all ranks, and the job goes on.
 //
 // Removing. Each rank closes the set, so that nothing new comes in, and reports if anything of it is in flight. If so
 // on any rank, all reopen the set, and the removal fails. Otherwise all its operations have been decided, run and
@@ -45,6 +44,7 @@ Status first_failure(const Exchanged<Fact>& facts) {
 Status Runner::run_add_process_set(Submission* submission) {
   auto set = std::make_shared<ProcessSet>();
   set->ranks = submission->prepared->descriptor.ranks;
+  set->lasting = lasting_number(set->ranks);
   set->member = set->member_of(map_.rank);
   set->number = set_numbers_.try_emplace(set->ranks, static_cast<int32_t>(set_numbers_.size()) + 1).first->second;
 

@@ -186,7 +186,7 @@ Status Submitter::prepare(const hvd_request& request, std::shared_ptr<const Prep
   prepared->done = request.done;
   prepared->user = request.user;
   descriptor.kind = static_cast<hvd_kind>(request.kind);
-  descriptor.process_set = request.process_set;
+  descriptor.process_set = prepared->set->number;
   // Fields without a meaning for the operation are fixed, so that ranks cannot differ in them.
   const bool reduction = reduces(descriptor.kind);
   descriptor.op = reduction ? static_cast<ReduceOp>(request.op) : HVD_SUM;
@@ -228,7 +228,7 @@ void Submitter::address(const hvd_request& request, Prepared* prepared) {
   }
   const bool sends = request.kind == HVD_SEND;
   const Message message{sends ? map_.rank : request.root_rank, sends ? request.root_rank : map_.rank,
-                        request.process_set, request.tag};
+                        prepared->set->number, request.tag};
   prepared->set = calls_.pair_with(request.root_rank);
   prepared->name = name_of_message(message);
   descriptor.kind = HVD_SEND;
@@ -240,8 +240,8 @@ Status Submitter::find_set_for_use(int32_t number, const std::string& what, std:
   HVD_RETURN_IF_ERROR(calls_.find_set(number, out).while_doing(what));
   const std::vector<int>& ranks = (*out)->ranks;
   if ((*out)->member >= 0) return {};
-  return invalid(what + ": this rank is not in process set " + std::to_string(number) + ", which has the ranks " +
-                 describe_shape({ranks.begin(), ranks.end()}));
+  return invalid(what + ": this rank is not in process set " + std::to_string((*out)->number) +
+                 ", which has the ranks " + describe_shape({ranks.begin(), ranks.end()}));
 }
 
 // Null for a request of tensors in host memory.

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -14,11 +15,22 @@
 
 namespace hvd {
 
+constexpr int32_t kFirstLasting = 1 << 30;
+
+// Stands for a set in compiled functions and saved models: its number may be another set's in a later generation, or in
+// another process. It goes by the ranks alone; no number of a set is as large.
+inline int32_t lasting_number(std::span<const int32_t> ranks) {
+  uint64_t hash = 14695981039346656037U;  // FNV-1a, a rank at a time
+  for (const int32_t rank : ranks) hash = (hash ^ static_cast<uint32_t>(rank)) * 1099511628211U;
+  return kFirstLasting | static_cast<int32_t>(hash >> 34);
+}
+
 // Made and changed under the token; the mutex of Calls guards the fields below "mutex". Prepared requests keep it alive
 // when it has been removed.
 struct ProcessSet {
   // Fixed.
   int32_t number = 0;
+  int32_t lasting = 0;     // lasting_number(ranks)
   std::vector<int> ranks;  // world ranks, ascending; a member is an index into it
   int member = -1;         // this rank's; -1 if it is none
   Topology topology;       // of the members

@@ -16,7 +16,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from horovod.core import calls, gpus, native, tracebacks
@@ -210,10 +210,11 @@ class Context:
         """(number of members, this rank's index among them or -1) of a set by the native core's number of it."""
         return self._places[process_set]
 
-    def enter_set(self, number: int, process_set: Any, ranks: list[int]) -> None:
-        """A set that all ranks have added: from here on operations may name it."""
-        self._places[number] = len(ranks), ranks.index(self.rank) if self.rank in ranks else -1
-        self.sets[number] = process_set
+    def enter_set(self, numbers: Sequence[int], process_set: Any, ranks: list[int]) -> None:
+        """A set that all ranks have added: from here on operations may name it, by its number or the lasting one."""
+        place = len(ranks), ranks.index(self.rank) if self.rank in ranks else -1
+        self._places.update(dict.fromkeys(numbers, place))
+        self.sets[numbers[0]] = process_set
 
     def leave_set(self, number: int) -> None:
         """A set that all ranks have removed: its number may come back for another one of these ranks."""

@@ -29,8 +29,10 @@ __all__ = [
     "check_process_set",
     "checked_root",
     "global_process_set",
+    "lasting_number",
     "number_of",
     "remove_process_set",
+    "set_of_lasting_number",
     "set_of_ranks",
     "told_in",
 ]
@@ -50,6 +52,7 @@ class ProcessSet:
     process_set_id: int | None = None
     ranks: list[int] | None = None
     mpi_comm: Any = None
+    lasting = 0  # its lasting_number, while it is registered
 
     def __new__(cls, ranks_or_comm: Any = None) -> ProcessSet:
         """A communicator's set that is registered already, say by init(comm=[...]), is that very set."""
@@ -189,6 +192,20 @@ def number_of(process_set: ProcessSet | None) -> int:
     return number
 
 
+def lasting_number(process_set: ProcessSet | None) -> int:
+    """Stands for a set in compiled functions and saved models: it means a set of the same ranks in any generation.
+
+    The native core takes it as a number. Raises InvalidRequestError as number_of.
+    """
+    number_of(process_set)
+    return 0 if process_set is None else process_set.lasting
+
+
+def set_of_lasting_number(number: int) -> ProcessSet | None:
+    """The registered set that the number stands for, if there is one."""
+    return global_process_set if number == 0 else next((one for one in _registered() if one.lasting == number), None)
+
+
 def _registered_number(process_set: ProcessSet) -> int:
     if process_set is global_process_set:
         return 0
@@ -239,7 +256,7 @@ def register_set(context: Context, process_set: ProcessSet | Sequence[int]) -> P
             if process_set is global_process_set or (number is not None and context.sets.get(number) is process_set):
                 raise InvalidRequestError(f"{process_set} is registered already")
             ranks = process_set.ranks or list(range(context.size))
-            array = (ctypes.c_int32 * len(ranks))(*ranks)  # an address alone would not keep it
+            array = _array_of(ranks)  # an address alone would not keep it
             handle = ctypes.c_uint64()
             status = native.Status()
             code = context.library.hvd_add_process_set(
@@ -254,16 +271,24 @@ def register_set(context: Context, process_set: ProcessSet | Sequence[int]) -> P
         except LOCAL_ERRORS as error:
             context.refuse_as("add_process_set", "add_process_set", error, 0)
         number = Operation(context, handle, None, None, number_given).wait()
-        process_set.ranks = ranks
-        process_set.process_set_id = number
-        context.enter_set(number, process_set, ranks)
+        _enter(context, process_set, number, ranks)
         return process_set
 
 
 def take_for_all(context: Context, process_set: ProcessSet) -> None:
     """Registers a set that has all ranks of this world, though not of every one: here it is the global set."""
-    process_set.process_set_id = 0
-    context.enter_set(0, process_set, list(range(context.size)))
+    _enter(context, process_set, 0, list(range(context.size)))
+
+
+def _enter(context: Context, process_set: ProcessSet, number: int, ranks: list[int]) -> None:
+    process_set.ranks = ranks
+    process_set.process_set_id = number
+    process_set.lasting = context.library.hvd_lasting_number(ctypes.addressof(_array_of(ranks)), len(ranks))
+    context.enter_set((number, process_set.lasting), process_set, ranks)
+
+
+def _array_of(ranks: list[int]) -> Any:
+    return (ctypes.c_int32 * len(ranks))(*ranks)
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:

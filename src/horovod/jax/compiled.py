@@ -27,7 +27,7 @@ from jax.interpreters import mlir
 from horovod.core import context as contexts
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.native import ALLGATHER, ALLREDUCE, ALLTOALL, BROADCAST, REDUCESCATTER, SYNC, Adasum, Sum
-from horovod.core.process_sets import ProcessSet, global_process_set
+from horovod.core.process_sets import ProcessSet, set_of_lasting_number
 from horovod.core.requests import wire_name
 from horovod.core.telemetry.arrivals import note_framework_waits
 from horovod.jax.shim import TARGET, custom_call, has_tokens, operation_effects, ordered_effect, uses_gpus
@@ -56,7 +56,7 @@ def bind(
     ordered: bool = True,
     keys: Sequence[str] = (),
 ) -> list[Any]:
-    """The results of an operation on `tensors`. `label`: its name among users; `process_set`: the number of one.
+    """The results of an operation on `tensors`. `label`: its name among users; `process_set`: a lasting number.
 
     name: one that ends with a slash goes on with the function's name and a number. keys: those of the
     tensors, which all ranks must have in common, and by which errors name them.
@@ -99,10 +99,10 @@ def _abstract(*avals: Any, kind: int, members: int, member: int, ordered: bool, 
 
 
 def set_of(number: int) -> ProcessSet:
-    """The process set of a number. Raises ValueError if there is none any more."""
-    process_set = global_process_set if number == 0 else contexts.current().sets.get(number)
+    """The process set of a lasting number. Raises ValueError if there is none any more."""
+    process_set = set_of_lasting_number(number)
     if process_set is None:
-        raise InvalidRequestError(f"the process set with the number {number} has been removed")
+        raise InvalidRequestError("the process set of this function is not registered any more")
     return process_set
 
 

@@ -42,7 +42,7 @@ from horovod.core.native import (
 )
 from horovod.core.operations import poll, synchronize
 from horovod.core.operations_api import Operations
-from horovod.core.process_sets import ProcessSet, checked_root, number_of
+from horovod.core.process_sets import ProcessSet, checked_root, lasting_number, number_of
 from horovod.core.requests import check_adasum_ranks, check_name, check_reduction, check_tensors
 from horovod.core.tensors import check_complex, check_complex_rows, of_each, unsupported_dtype
 from horovod.jax import autograd as autograd  # registers them
@@ -144,7 +144,7 @@ class JaxOperations(Operations[Any]):
         if is_eager():
             super()._meet(process_set)
         else:
-            bind([], BARRIER, "barrier", None, number_of(process_set))
+            bind([], BARRIER, "barrier", None, lasting_number(process_set))
 
     def _compressed(self, tensors: Any, compression: Any, call: Any, run: Any) -> Any:
         if not self._is_group(tensors):
@@ -206,7 +206,7 @@ def traced(
         kind,
         label,
         name,
-        number,
+        lasting_number(how[-1]),
         op=operator.index(op),
         prescale=prescale,
         postscale=postscale,

@@ -23,7 +23,7 @@ from horovod.core.collectives import resolved
 from horovod.core.compression import compressed
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.native import Sum
-from horovod.core.process_sets import ProcessSet, number_of, speaks
+from horovod.core.process_sets import ProcessSet, lasting_number, number_of, speaks
 from horovod.core.tracebacks import warn
 from horovod.gradients.lists import GradientList
 from horovod.tensorflow import ops, xla
@@ -42,7 +42,7 @@ def members_of(process_set: ProcessSet) -> Any:
         return process_set.size() or 1
     if xla.is_compiling():  # XLA cannot ask for the size
         return ops.allreduce(tf.ones([]), op=Sum, name="members", process_set=process_set)
-    return size_op(number_of(process_set))
+    return size_op(lasting_number(process_set))
 
 
 class TensorFlowGradients(GradientList):
@@ -137,7 +137,7 @@ class TensorFlowGradients(GradientList):
             )
 
     def _nodes(self, tensors: list[Any], grouped: list[list[int]], name: str) -> list[Any]:
-        op, prescale, postscale, set_number = resolved(self.options.how)
+        op, prescale, postscale, _ = resolved(self.options.how)
         tensors, numbers = as_pairs(tensors, op)
         check_op(op, tensors, self.options.process_set)
         received = list(tensors)
@@ -149,7 +149,7 @@ class TensorFlowGradients(GradientList):
                 anchor=anchor,
                 tensors=[tensors[position] for position in group],
                 tensor_name=f"allreduce.{label}",
-                process_set=set_number,
+                process_set=lasting_number(self.options.process_set),
                 reduce_op=op,
                 prescale=repr(prescale),
                 postscale=repr(postscale),

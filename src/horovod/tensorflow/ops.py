@@ -38,7 +38,7 @@ from horovod.core.native import (
     Product,
     Sum,
 )
-from horovod.core.process_sets import ProcessSet, checked_root, global_process_set, number_of
+from horovod.core.process_sets import ProcessSet, checked_root, global_process_set, lasting_number, number_of
 from horovod.core.requests import check_reduction
 from horovod.core.wording import shown
 from horovod.tensorflow import autograd, xla
@@ -189,7 +189,7 @@ def _sparse_allreduce(
         )
         if op == Average:
             # Of integers the result is floating-point, unlike a dense Average.
-            values = values / tf.cast(size_op(process_set.process_set_id or 0), values.dtype)
+            values = values / tf.cast(size_op(lasting_number(process_set)), values.dtype)
     return tf.IndexedSlices(values, indices, dense_shape=slices.dense_shape)
 
 
@@ -249,7 +249,7 @@ def _gathered(
         node = node_name(label, name, tensors, ignore_name_scope)
         pairs, numbers = as_pairs(tensors)
         gathered, _ = operations().horovod_allgather(
-            tensors=pairs, tensor_name=wire_name(label, node), process_set=number_of(process_set)
+            tensors=pairs, tensor_name=wire_name(label, node), process_set=lasting_number(process_set)
         )
         return numbers(gathered)
 
@@ -289,7 +289,7 @@ def copies_of(
                 tensors=pairs,
                 tensor_name=wire_name("broadcast", node),
                 root_rank=checked_root(contexts.current(), root_rank, set_number),
-                process_set=set_number,
+                process_set=lasting_number(process_set),
             )
         )
 
@@ -343,7 +343,7 @@ def alltoall(
         node = node_name("alltoall", name, [sent], ignore_name_scope)
         (pairs,), numbers = as_pairs([sent])
         received, received_splits = operations().horovod_alltoall(
-            tensor=pairs, splits=rows, tensor_name=wire_name("alltoall", node), process_set=number_of(process_set)
+            tensor=pairs, splits=rows, tensor_name=wire_name("alltoall", node), process_set=lasting_number(process_set)
         )
         (received,) = numbers([received])
         return received if splits is None else (received, received_splits)
@@ -434,7 +434,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> Any:
     """Returns (in a graph: is a node that is done) when every rank of the set has called it."""
 
     def build() -> Any:
-        node = node_name("barrier", None, [], False)
-        return operations().horovod_barrier(tensor_name=wire_name("barrier", node), process_set=number_of(process_set))
+        name = wire_name("barrier", node_name("barrier", None, [], False))
+        return operations().horovod_barrier(tensor_name=name, process_set=lasting_number(process_set))
 
     return checked("barrier", None, process_set, build)

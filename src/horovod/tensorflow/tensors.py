@@ -18,7 +18,7 @@ from horovod.core.collectives import Reduction, resolved
 from horovod.core.context import LOCAL_ERRORS
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.native import ALLREDUCE, DTYPE_NAMES, Adasum
-from horovod.core.process_sets import ProcessSet, global_process_set, number_of
+from horovod.core.process_sets import ProcessSet, global_process_set, lasting_number, told_in
 from horovod.core.requests import check_adasum_ranks, check_name, check_reduction
 from horovod.core.tensors import check_complex, of_each
 from horovod.core.wording import quoted
@@ -126,14 +126,7 @@ def _built(label: str, name: str | None, process_set: ProcessSet, build: Callabl
     except LOCAL_ERRORS as error:
         if not tf.executing_eagerly() or not contexts.is_initialized():
             raise
-        contexts.current().refuse(label, name, error, _told_in(process_set))
-
-
-def _told_in(process_set: ProcessSet) -> int:
-    try:
-        return number_of(process_set)
-    except InvalidRequestError:
-        return 0
+        contexts.current().refuse(label, name, error, told_in(process_set))
 
 
 def tell(label: str, name: str | None, process_set: ProcessSet, error: Exception) -> None:
@@ -143,7 +136,7 @@ def tell(label: str, name: str | None, process_set: ProcessSet, error: Exception
     """
     if not isinstance(error, LOCAL_ERRORS) and tf.executing_eagerly() and contexts.is_initialized():
         wire = None if name is None else f"{label}.{name}"
-        contexts.current().tell(wire, _told_in(process_set), str(error))
+        contexts.current().tell(wire, told_in(process_set), str(error))
 
 
 def sendable(values: Sequence[Any]) -> list[tf.Tensor]:
@@ -226,9 +219,10 @@ def check_op(op: Any, tensors: Sequence[tf.Tensor], process_set: ProcessSet | No
 
 def reduction_attributes(how: Reduction, tensors: Sequence[tf.Tensor], kind: int) -> dict[str, Any]:
     """The attributes of a reducing node."""
-    op, prescale, postscale, set_number = resolved(how)
+    op, prescale, postscale, _ = resolved(how)
     check_op(op, tensors, how[-1], kind)
-    return {"reduce_op": op, "prescale": repr(prescale), "postscale": repr(postscale), "process_set": set_number}
+    number = lasting_number(how[-1])
+    return {"reduce_op": op, "prescale": repr(prescale), "postscale": repr(postscale), "process_set": number}
 
 
 def check_rows(label: str, tensors: Sequence[tf.Tensor]) -> None:

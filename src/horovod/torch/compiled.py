@@ -24,11 +24,10 @@ import torch
 from torch import Tensor
 from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 
-from horovod.core import context
 from horovod.core.collectives import Reduction
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.native import SYNC
-from horovod.core.process_sets import ProcessSet, global_process_set
+from horovod.core.process_sets import ProcessSet, global_process_set, set_of_lasting_number
 from horovod.torch import autograd
 from horovod.torch.tensors import collectives
 
@@ -84,18 +83,15 @@ class _Unregistered(ProcessSet):
 
 
 def _set_of(number: int) -> ProcessSet:
-    if number == 0:
-        return global_process_set
-    process_set: ProcessSet = context.current().sets.get(number) or _Unregistered([])
-    return process_set
+    return set_of_lasting_number(number) or _Unregistered([])
 
 
 def _number_of(process_set: ProcessSet | None) -> int:
     if process_set is None:
         return 0
     # Anything but a set is refused when the operator runs, too: a compiler hides errors that tracing raises.
-    number = process_set.process_set_id if isinstance(process_set, ProcessSet) else None
-    return -1 if number is None else number
+    is_registered = isinstance(process_set, ProcessSet) and process_set.process_set_id is not None
+    return process_set.lasting if is_registered else -1
 
 
 def _place_of(process_set: ProcessSet | None) -> tuple[int, int, int]:

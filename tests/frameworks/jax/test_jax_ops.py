@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import old_sets
 from support.frameworks import TENSORFLOW_ENV, init_of, jax_world
 from support.world import World, WorldPool
 
@@ -216,31 +217,37 @@ def test_sets_are_those_of_the_call(worlds: WorldPool) -> None:
     assert [seen for seen, _ in results] == [[0.0, 0.0, 1.0, 1.0]] * 2 + [None]
 
 
-def test_what_was_compiled_for_another_number_of_ranks_is_refused(worlds: WorldPool) -> None:
-    def run() -> str:
-        hvd.shutdown()  # the numbers of process sets begin anew
-        hvd.init()
-        large = hvd.add_process_set([1, 2])
-        number, gather = large.process_set_id, None
-        if large.included():
-            gather = jax.jit(lambda x: hvd.allgather(x, process_set=large)).lower(jnp.zeros(1)).compile()
-            assert gather(jnp.ones(1)).tolist() == [1.0] * 2
-        hvd.barrier()
-        hvd.shutdown()
-        hvd.init()
-        small = hvd.add_process_set([2])
-        assert small.process_set_id == number
-        text = ""
-        if small.included():
-            with pytest.raises(jax.errors.JaxRuntimeError) as caught:
-                gather(jnp.ones(1))
-            text = str(caught.value)
-        hvd.barrier()
-        hvd.remove_process_set(small)
-        return text
+@pytest.mark.slow("compiles with XLA")
+def test_a_compiled_function_means_the_ranks_of_its_set(worlds: WorldPool) -> None:
+    def run() -> Any:
+        def compiled(process_set: Any) -> Callable[[], float]:
+            reduce = jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum, process_set=process_set))
+            function = reduce.lower(jnp.zeros(1)).compile()
+            return lambda: float(function(jnp.full(1, float(hvd.rank())))[0])
+
+        return old_sets.after_another_init(hvd, compiled, jax.errors.JaxRuntimeError)
 
     world = jax_world(worlds, 3, HOROVOD_TRANSPORT="tcp", HOROVOD_DYNAMIC_PROCESS_SETS="1")
-    assert "compiled for rank 1 of 2, and this is rank 0 of 1" in world.run(run)[2]
+    old_sets.check(world.run(run))
+
+
+@pytest.mark.slow("compiles with XLA")
+def test_what_was_exported_for_another_number_of_ranks_is_refused(world: World, worlds: WorldPool) -> None:
+    def save() -> bytes:
+        from jax import export
+
+        allowed = [export.DisabledSafetyCheck.custom_call(shim.TARGET)]
+        return bytes(export.export(jax.jit(hvd.allgather), disabled_checks=allowed)(jnp.ones(2)).serialize())
+
+    def load(saved: bytes) -> str:
+        from jax import export
+
+        with pytest.raises(jax.errors.JaxRuntimeError) as caught:
+            export.deserialize(saved).call(jnp.ones(2))
+        return str(caught.value)
+
+    three = jax_world(worlds, 3, HOROVOD_TRANSPORT="tcp", HOROVOD_DYNAMIC_PROCESS_SETS="1")
+    assert all("compiled for rank 1 of 2, and this is rank" in text for text in three.run(load, world.run(save)[1]))
 
 
 def test_functions_are_compiled_again_in_a_world_of_another_size() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import old_sets
 from support.frameworks import tensorflow_world
 from support.world import World, WorldPool
 
@@ -79,3 +80,19 @@ def test_what_was_saved_runs_after_init_alone(
     first, second = tensorflow_world(worlds, LOADED=what).run(load, tmp_path, what)
     assert first == second
     assert expected is None or first == [expected] * 2
+
+
+@pytest.mark.slow("ranks of their own")
+@pytest.mark.parametrize("with_xla", [False, True])
+def test_a_function_means_the_ranks_of_its_set(worlds: WorldPool, with_xla: bool) -> None:
+    def run(with_xla: bool) -> Any:
+        def compiled(process_set: Any) -> Any:
+            @tf.function(jit_compile=with_xla)
+            def function(x: Any) -> Any:
+                return hvd.allreduce(x, op=hvd.Sum, process_set=process_set)
+
+            return lambda: float(function(tf.fill([1], float(hvd.rank())))[0])
+
+        return old_sets.after_another_init(hvd, compiled, tf.errors.OpError)
+
+    old_sets.check(tensorflow_world(worlds, 3, HOROVOD_DYNAMIC_PROCESS_SETS="1").run(run, with_xla))

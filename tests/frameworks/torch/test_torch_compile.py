@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import old_sets
 from support.extent import THOROUGH
 from support.world import World, WorldPool
 
@@ -405,3 +406,24 @@ def test_an_exported_module_runs_after_init_alone(two: World, worlds: WorldPool,
     two.run(save, tmp_path / "module.pt2")
     fresh = worlds(2, {"HOROVOD_TRANSPORT": "shm", "LOADED": "exported"})
     assert fresh.run(load, tmp_path / "module.pt2") == [[[7.0, 7.0]] * 2] * 2
+
+
+class OfASet(torch.nn.Module):
+    def __init__(self, process_set: Any) -> None:
+        super().__init__()
+        self.process_set = process_set
+
+    def forward(self, x: Any) -> Any:
+        return hvd.allreduce(x, op=hvd.Sum, name="of a set", process_set=self.process_set)
+
+
+@pytest.mark.slow("exports with PyTorch")
+def test_an_exported_module_means_the_ranks_of_its_set(worlds: WorldPool) -> None:
+    def run() -> Any:
+        def compiled(process_set: Any) -> Callable[[], float]:
+            module = torch.export.export(OfASet(process_set), (torch.ones(1),)).module()
+            return lambda: float(module(torch.full((1,), float(hvd.rank()))))
+
+        return old_sets.after_another_init(hvd, compiled, ValueError)
+
+    old_sets.check(worlds(3, {"HOROVOD_TRANSPORT": "shm", "HOROVOD_DYNAMIC_PROCESS_SETS": "1"}).run(run))
