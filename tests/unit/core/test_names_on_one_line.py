@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +16,9 @@ from horovod.bench.__main__ import parser as bench
 from horovod.core.wording import tell
 from horovod.elastic.drive.discovery import DiscoveryError, HostDiscoveryScript
 from horovod.launcher import cli
+from horovod.launcher.job import report as job_report
+from horovod.launcher.job.redaction import Redaction
+from horovod.launcher.job.spec import Job
 from horovod.settings import Settings
 from horovod.simulate.__main__ import main as simulate
 from horovod.trace.__main__ import main as trace
@@ -142,3 +147,22 @@ def test_a_name_does_not_break_a_line(entry: str, tmp_path: Path, capfd: pytest.
     assert "RED" in said
     assert not re.search("[\x1b\x85\udc80-\udcff]", said)
     assert [line for line in said.splitlines() if not OURS.match(line) and not line.startswith("more: ")] == []
+
+
+def test_a_report_of_odd_folders_is_written_and_its_lines_are_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "executable", NAME)
+    job = cli.check(["-np", "1", "--timeline-filename", str(tmp_path / NAME), "true"])
+    assert isinstance(job, Job)
+    folder = tmp_path / f"report {NAME}"
+    folder.mkdir()
+    (folder / f"timeline.{NAME}.json").touch()
+    odd = dataclasses.replace(job, directory=NAME)
+    job_report._write(folder, job_report._Run(odd, ["-np", NAME], "now", 1.0, 1, f"the end\udcff {NAME}"), Redaction())
+    page = (folder / "report.txt").read_text()
+    in_the_end = 1  # which has lines of its own
+    assert page.count("RED") == 7 and page.count("\nRED") == in_the_end
+    assert not re.search("[\x1b\udc80-\udcff]", page)
+    said = capfd.readouterr().err
+    assert "horovodrun: the report is in" in said and "\nRED" not in said

@@ -78,7 +78,7 @@ def _write(folder: Path, one: _Run, redaction: Redaction) -> None:
         for path in sorted((folder / LOGS).rglob("std*")):
             redaction.file(path)
         absent = _absent_hosts(folder, one.job)
-        write_whole(folder / "report.txt", "\n".join(_page(folder, one, job, absent)) + "\n")
+        write_whole(folder / "report.txt", plain("\n".join(_page(folder, one, job, absent))) + "\n")
     except OSError as error:
         tell(f"horovodrun: warning: the report cannot be written: {of_system(error)}")
         return
@@ -139,7 +139,7 @@ def _page(folder: Path, one: _Run, job: dict[str, Any], absent: Sequence[str]) -
         f"ranks      {len(one.job.ranks) or 'elastic'}{': ' if counted else ''}"
         + ", ".join(at_port(host, slots) for host, slots in counted.items()),
         f"horovod    {job['launcher']['horovod']}",
-        f"python     {job['launcher']['python']}",
+        f"python     {on_one_line(job['launcher']['python'])}",
         *(f"{name:<10} {version}" for name, version in job["launcher"]["packages"].items()),
         "",
         "How it ended",
@@ -191,7 +191,7 @@ _MEANING = {
 def _listed(folder: Path) -> list[str]:
     found = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     meaning = {name: _MEANING.get(name, "timeline of the ranks of a host") for name in found if name != "report.txt"}
-    return [f"{name:<20} {text}" for name, text in meaning.items()]
+    return [f"{on_one_line(name):<20} {text}" for name, text in meaning.items()]
 
 
 def _without_counters(folder: Path, job: Job) -> list[int]:
