@@ -101,8 +101,8 @@ def _drill(options: argparse.Namespace, arguments: Sequence[str], environment: d
     """Checks the flags as for a job; each drill is one, with the same flags."""
     if options.command:
         raise UsageError(
-            f"--drill runs jobs of its own, got a command: {on_one_line(options.command[0])}\nhint: leave the "
-            "command out"
+            f"--drill runs jobs of its own, got a command: {on_one_line(options.command[0])}\n"
+            "hint: leave the command out"
         )
     if options.only_rank is not None:
         raise UsageError("--drill needs the lines of all ranks\nhint: leave --only-rank out")

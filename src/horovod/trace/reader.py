@@ -42,8 +42,8 @@ class Reader:
             )
         if first[0].strip() != b"[" or not first[1].startswith(b'{"name": "horovod"'):
             raise NotATimelineError(
-                f"{on_one_line(path)} is not a timeline of Horovod\nhint: horovodrun --timeline-filename FILE writes "
-                "one"
+                f"{on_one_line(path)} is not a timeline of Horovod\n"
+                "hint: horovodrun --timeline-filename FILE writes one"
             )
 
     def ranks(self) -> list[int]:

@@ -329,8 +329,7 @@ class Outputs:
         self._close_files()
         self._warn(
             f"warning: cannot write to {on_one_line(path)}: {error.strerror}; the ranks' output now goes to the "
-            "terminal "
-            f"only, to no file\nhint: the job goes on; {self._flag} names the folder"
+            f"terminal only, to no file\nhint: the job goes on; {self._flag} names the folder"
         )
 
     def _close_files(self) -> None:

@@ -153,8 +153,8 @@ def _check_file(flag: str, name: str, *, in_place: bool) -> None:
         check_writable(name, in_place=in_place)
     except OSError as error:
         raise UsageError(
-            f"{flag} {on_one_line(name)}: {error.strerror}\nhint: give a file in a folder that exists and can be "
-            "written to"
+            f"{flag} {on_one_line(name)}: {error.strerror}\n"
+            "hint: give a file in a folder that exists and can be written to"
         ) from None
 
 

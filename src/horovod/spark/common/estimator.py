@@ -14,7 +14,7 @@ from typing import Any
 from pyspark.ml import Estimator, Model
 
 from horovod.core import pickling
-from horovod.core.wording import counted, on_one_line, tell
+from horovod.core.wording import counted, on_one_line, quoted, tell
 from horovod.data import Plan
 from horovod.launcher.function.unpicklable import named
 from horovod.spark.common import dataset
@@ -138,7 +138,7 @@ class HorovodEstimator(Estimator, EstimatorParams, HorovodReadable, HorovodWrita
             kind = df.schema[name].dataType.typeName() if name in df.columns else ""
             if kind in _NO_NUMBERS:
                 raise ValueError(
-                    f"column `{name}` has the type {kind}, and a model takes numbers\n"
+                    f"column {quoted(name)} has the type {kind}, and a model takes numbers\n"
                     "hint: Spark's StringIndexer makes an index of a text; a transformation_fn makes numbers of "
                     "anything; feature_cols names the columns to use"
                 )

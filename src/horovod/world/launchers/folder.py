@@ -41,8 +41,7 @@ class OfferFile:
         except NotPrivateError as error:
             raise StartError(
                 f"{on_one_line(folder)}, in which the ranks are to find each other, is not a folder that only its "
-                "owner, this user, "
-                f"can write in ({error})\n"
+                f"owner, this user, can write in ({error})\n"
                 f"hint: chmod 700 {on_one_line(folder)}, or set HOROVOD_RENDEZVOUS_DIRECTORY to a folder of this "
                 "user's",
                 "start-secret",
