@@ -1,16 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "platform/warning.h"
 
-#include <cstdint>
 #include <cstdio>
 #include <ctime>
 
 namespace hvd {
-namespace {
 
-constexpr uint32_t kNotUtf8 = 0xffffffff;
-
-// The character at the beginning of a text that is not empty, and its length in bytes.
 uint32_t first_character(std::string_view text, size_t* length) {
   const auto byte_at = [&](size_t at) { return static_cast<uint32_t>(static_cast<unsigned char>(text[at])); };
   const uint32_t first = byte_at(0);
@@ -32,8 +27,6 @@ bool steers(uint32_t code) {
   return code < 0x20 || within(0x7f, 0x9f) || code == 0x61c || within(0x200e, 0x200f) || within(0x2028, 0x202e) ||
          within(0x2066, 0x2069) || within(0xd800, 0xdfff);
 }
-
-}  // namespace
 
 std::string plain(std::string_view text, bool on_one_line) {
   std::string out;

@@ -2,7 +2,10 @@
 #include "timeline/json.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdio>
+
+#include "platform/warning.h"
 
 namespace hvd {
 
@@ -15,17 +18,22 @@ std::string json_string(std::string_view text) {
     if (wanted > back) length -= back;
     break;
   }
+  text = text.substr(0, length);
   std::string result = "\"";
-  for (const char letter : text.substr(0, length)) {
+  while (!text.empty()) {
+    const uint32_t code = first_character(text, &length);
     char escaped[8];
-    if (letter == '"' || letter == '\\') {
-      result += {'\\', letter};
-    } else if (static_cast<unsigned char>(letter) < ' ') {
-      std::snprintf(escaped, sizeof escaped, "\\u%04x", letter);
+    if (code == kNotUtf8) {
+      result += "\\ufffd";
+    } else if (code == '"' || code == '\\') {
+      result += {'\\', text[0]};
+    } else if (steers(code)) {
+      std::snprintf(escaped, sizeof escaped, "\\u%04x", code);
       result += escaped;
     } else {
-      result += letter;
+      result += text.substr(0, length);
     }
+    text.remove_prefix(length);
   }
   return result + "\"";
 }

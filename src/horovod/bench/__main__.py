@@ -11,6 +11,8 @@ import sys
 from horovod.bench import allreduce, gradients, link, strategies
 from horovod.bench.allreduce import DEFAULT_SIZES
 from horovod.bench.record import ANY_HOP, json_problem, refused
+from horovod.core.command_line import Parser
+from horovod.core.wording import on_one_line
 from horovod.settings import Settings
 from horovod.simulate.arguments import count, gbit, number
 from horovod.world.interpreter import python_command
@@ -35,7 +37,7 @@ def _seconds(text: str) -> float:
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="python -m horovod.bench", description="Measure Horovod on this machine.")
+    top = Parser(prog="python -m horovod.bench", description="Measure Horovod on this machine.")
     commands = top.add_subparsers(dest="command", required=True)
     by_size = commands.add_parser("allreduce", help="latency and bandwidth by size, beside Gloo if torch is installed")
     by_size.add_argument(
@@ -78,7 +80,7 @@ def main() -> int:
     except OSError as error:
         if error.filename is None or error.filename != arguments.json:
             raise
-        return refused(f"cannot write {arguments.json}: {error.strerror}")
+        return refused(f"cannot write {on_one_line(arguments.json)}: {error.strerror}")
 
 
 def _started_by_horovodrun(ranks: int) -> int:

@@ -21,7 +21,7 @@ import numpy as np
 
 from horovod import __version__
 from horovod import core as hvd
-from horovod.core.wording import counted, tell
+from horovod.core.wording import counted, on_one_line, tell
 from horovod.simulate.arguments import check_file_name
 from horovod.simulate.errors import InputError
 from horovod.world.files.whole import check_writable, write_whole
@@ -80,7 +80,7 @@ class Session:
             return 1
         facts = {"ranks": hvd.size(), "before": self._before, "after": after, "gloo": self._why_no_gloo}
         write_record(self._path, self._program, {**facts, "rows": self.rows})
-        tell(f"record written to {self._path}", sys.stdout)
+        tell(f"record written to {on_one_line(self._path)}", sys.stdout)
         return 0
 
 
@@ -124,7 +124,8 @@ def _problem(path: str) -> str | None:
     except InputError as error:
         return str(error)
     except OSError as error:
-        return f"cannot write {path}: {error.strerror}\nhint: give a file in a folder that exists and can be written to"
+        hint = "hint: give a file in a folder that exists and can be written to"
+        return f"cannot write {on_one_line(path)}: {error.strerror}\n{hint}"
     return None
 
 

@@ -22,6 +22,7 @@ from horovod.core.exceptions import InvalidRequestError, StartError
 from horovod.core.process_sets import ProcessSet, register_set, take_for_all
 from horovod.core.telemetry import stacks
 from horovod.core.temporary_files import say_no_init
+from horovod.core.wording import on_one_line
 from horovod.settings import Settings, current_environment
 from horovod.settings.without_effect import notes, variables_without_effect
 from horovod.world import bootstrap, communicators, launchers, mpi
@@ -177,7 +178,7 @@ def _start(settings: Settings, comm: Any, process_sets: Any, assignment: Assignm
     if not _registered:
         if context.rank == 0 and not settings.rendezvous_address:  # else horovodrun has said it
             for note in notes(variables_without_effect(current_environment())):
-                _log.warning("horovod: warning: %s", note)
+                _log.warning("horovod: warning: %s", on_one_line(note))
         mpi.at_exit(shutdown)  # runs before what a launcher has registered: MPI ends after the world
         _registered = True
     try:

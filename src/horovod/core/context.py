@@ -25,7 +25,7 @@ from horovod.core.requests import RequestCache
 from horovod.core.telemetry import arrivals
 from horovod.core.telemetry.status import StatusThread
 from horovod.core.telemetry.training_apart import warn_of_training_apart
-from horovod.core.wording import quoted, tell
+from horovod.core.wording import on_one_line, quoted, tell
 from horovod.settings import Settings
 from horovod.world import bootstrap, mpi
 from horovod.world.files.whole import open_in_place
@@ -194,7 +194,9 @@ class Context:
         try:
             file = os.fdopen(open_in_place(path, os.O_RDWR | os.O_CREAT))
         except OSError as error:
-            raise InvalidRequestError(f"rank {self.rank}: cannot open the timeline {path}: {error.strerror}") from None
+            raise InvalidRequestError(
+                f"rank {self.rank}: cannot open the timeline {on_one_line(path)}: {error.strerror}"
+            ) from None
         with file:  # the core duplicates it
             code = self.library.hvd_start_timeline(
                 self.pointer, file.fileno(), os.fsencode(path), session, int(mark_cycles), ctypes.addressof(status)

@@ -13,10 +13,9 @@ import re
 import sys
 from typing import Any, TextIO
 
-__all__ = ["counted", "of_system", "on_one_line", "plain", "quoted", "shown", "tell"]
+__all__ = ["counted", "cut", "of_system", "on_one_line", "plain", "quoted", "shown", "tell"]
 
 _LONGEST = 120
-_TAIL = 30
 _STEERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -44,13 +43,18 @@ def quoted(name: Any) -> str:
     text = str(name)
     if len(text) <= _LONGEST:
         return f"`{on_one_line(text)}`"
-    return f"`{on_one_line(_ends(text))}` ({len(text.encode(errors='surrogatepass'))} bytes)"
+    return f"`{on_one_line(_ends(text, _LONGEST))}` ({len(text.encode(errors='surrogatepass'))} bytes)"
 
 
 def shown(value: Any) -> str:
     """An argument's value on one line; the middle of a long one is left out."""
     text = on_one_line(" ".join(repr(value).split()))
-    return text if len(text) <= _LONGEST else _ends(text)
+    return text if len(text) <= _LONGEST else _ends(text, _LONGEST)
+
+
+def cut(text: str, most: int = 200) -> str:
+    """A text of at most so many characters: the middle of a longer one is left out."""
+    return text if len(text) <= most else _ends(text, most - 3)
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
@@ -65,8 +69,9 @@ def of_system(error: BaseException) -> str:
     return f"{on_one_line(error.filename)}: {error.strerror}" if error.filename else error.strerror
 
 
-def _ends(text: str) -> str:
-    return f"{text[: _LONGEST - _TAIL]}...{text[-_TAIL:]}"
+def _ends(text: str, most: int) -> str:
+    tail = most // 4
+    return f"{text[: most - tail]}...{text[-tail:]}"
 
 
 def _escape(found: re.Match[str]) -> str:

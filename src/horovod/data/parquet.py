@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from horovod.core.wording import counted, quoted
+from horovod.core.wording import counted, on_one_line, quoted
 
 __all__ = ["Columns", "Group", "Piece", "Plan", "own_share", "plan", "read", "shard"]
 
@@ -109,10 +109,11 @@ def plan(
         for name in wanted:
             if name not in found:
                 known = ", ".join(map(quoted, sorted(found)))
-                raise ValueError(f"{url} has no column {quoted(name)}\nhint: it has {known}")
+                raise ValueError(f"{on_one_line(url)} has no column {quoted(name)}\nhint: it has {known}")
             if types and types[name] != found[name]:
                 raise ValueError(
-                    f"column {quoted(name)} is {found[name]} in {url}, and {types[name]} in {first}\n"
+                    f"column {quoted(name)} is {found[name]} in {on_one_line(url)}, and {types[name]} in "
+                    f"{on_one_line(first)}\n"
                     "hint: write all files with one schema"
                 )
         if not types:
@@ -133,7 +134,7 @@ def _footers(path: str | Sequence[str], storage_options: Mapping[str, Any] | Non
         files = sorted(fs.find(inside)) if fs.isdir(inside) else [inside]
         files = [name for name in files if not _HIDDEN.search(name.removeprefix(inside))]
         if not files or not fs.exists(files[0]):
-            raise FileNotFoundError(f"there are no Parquet files in {given}")
+            raise FileNotFoundError(f"there are no Parquet files in {on_one_line(given)}")
         for name in files:
             with fs.open(name, "rb") as file:
                 data = parquet.read_metadata(file)
@@ -218,7 +219,8 @@ def read(
                 if values.shape[1:] != shapes.setdefault(name, values.shape[1:]):
                     group = data.groups[piece.group]
                     raise ValueError(
-                        f"column {quoted(name)} has {_sizes(values.shape[1:])} in {data.file_of(group)}, row "
+                        f"column {quoted(name)} has {_sizes(values.shape[1:])} in "
+                        f"{on_one_line(data.file_of(group))}, row "
                         f"{group.first_row + piece.start}, and {_sizes(shapes[name])} before\n"
                         "hint: all values of a column need one shape"
                     )
@@ -268,7 +270,7 @@ class _Source:
             raw = fs.open(inside, "rb")
         except (FileNotFoundError, PermissionError) as error:
             raise type(error)(
-                f"{group.file} cannot be read: {error.strerror or error}\n"
+                f"{on_one_line(group.file)} cannot be read: {error.strerror or error}\n"
                 "hint: the path must be there on the machine of each rank, and its user must be allowed to read it"
             ) from None
         with raw:
@@ -304,7 +306,9 @@ class _Where(NamedTuple):
     first_row: int
 
     def error(self, row: int, fact: str, act: str) -> ValueError:
-        return ValueError(f"column {quoted(self.column)}, {self.file}, row {self.first_row + row}: {fact}\nhint: {act}")
+        return ValueError(
+            f"column {quoted(self.column)}, {on_one_line(self.file)}, row {self.first_row + row}: {fact}\nhint: {act}"
+        )
 
 
 def _dense(array: Any, where: _Where, per_row: int) -> np.ndarray[Any, Any]:

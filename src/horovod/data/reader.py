@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
-from horovod.core.wording import counted
+from horovod.core.wording import counted, quoted
 from horovod.data import parquet, shuffle
 from horovod.data.arrow_cache import ArrowCache
 from horovod.data.parquet import Columns, Plan
@@ -163,7 +163,7 @@ class ParquetReader:
         for name, values in changed.items():
             if len(values) != rows:
                 raise ValueError(
-                    f"the transformation made {counted(len(values), 'row')} of {rows} in column `{name}`\n"
+                    f"the transformation made {counted(len(values), 'row')} of {rows} in column {quoted(name)}\n"
                     "hint: it may change columns, not the number of rows: filter before the data is written"
                 )
         return changed

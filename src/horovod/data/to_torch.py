@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from horovod.core.wording import quoted
 from horovod.data.parquet import Columns
 
 __all__ = ["to_torch"]
@@ -25,7 +26,7 @@ def to_torch(batches: Iterable[Columns], device: Any = None) -> Iterator[dict[st
                 tensors[name] = torch.from_numpy(values)
             except TypeError:
                 raise TypeError(
-                    f"PyTorch cannot make a tensor of column `{name}`, which has the type {values.dtype}\n"
+                    f"PyTorch cannot make a tensor of column {quoted(name)}, which has the type {values.dtype}\n"
                     "hint: leave the column out, or turn it into numbers before"
                 ) from None
         yield tensors if device is None else {name: value.to(device) for name, value in tensors.items()}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from horovod import __version__
-from horovod.core.wording import plain, tell
+from horovod.core.wording import on_one_line, plain, tell
 from horovod.launcher.external import ExternalCommand, external_command
 from horovod.launcher.host import processes
 from horovod.launcher.job import supervise
@@ -72,7 +72,7 @@ def main(
     except _ERRORS as error:
         return _refused(error, keep)
     for note in plan.without_effect():
-        tell(f"horovodrun: {note}")
+        tell(f"horovodrun: {on_one_line(note)}")
     if isinstance(ready, ExternalCommand):
         return _become(ready, plan.said_of_hosts[:1] if options.verbose else None)
     try:
@@ -101,7 +101,8 @@ def _drill(options: argparse.Namespace, arguments: Sequence[str], environment: d
     """Checks the flags as for a job; each drill is one, with the same flags."""
     if options.command:
         raise UsageError(
-            f"--drill runs jobs of its own, got a command: {options.command[0]}\nhint: leave the command out"
+            f"--drill runs jobs of its own, got a command: {on_one_line(options.command[0])}\n"
+            "hint: leave the command out"
         )
     if options.only_rank is not None:
         raise UsageError("--drill needs the lines of all ranks\nhint: leave --only-rank out")
@@ -241,7 +242,7 @@ class _Plan:
                 "horovodrun must start them itself\nhint: leave the flag out"
             )
         hosts = None if options.host_discovery_script else choose_hosts(options, self._environment)
-        self.said_of_hosts = _words(hosts) if hosts else (f"hosts from {options.host_discovery_script}",)
+        self.said_of_hosts = _words(hosts) if hosts else (f"hosts from {on_one_line(options.host_discovery_script)}",)
         if self._controller == "gloo":
             checks.check_no_mpi(settings.controller, settings.cpu_operations)
             check_room(hosts.here() if hosts else 0)
@@ -281,7 +282,7 @@ class _Plan:
         if not path or _changed(path) != self._profile_before:
             return ""
         return (
-            f"no profile was written to {path}\n"
+            f"no profile was written to {on_one_line(path)}\n"
             "hint: rank 0 says why, above; if it says nothing, it has recorded no gradient"
         )
 
@@ -319,7 +320,7 @@ class _Plan:
         if self._controller != "gloo":
             raise UsageError(
                 f"--report is not supported with --{self._controller}, which takes the place of horovodrun\n"
-                f"hint: HOROVOD_REPORT={options.report} has each rank write its part"
+                f"hint: HOROVOD_REPORT={on_one_line(options.report)} has each rank write its part"
             )
         if options.output_filename is not None:
             raise UsageError(

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from horovod.core.wording import on_one_line
 from horovod.metrics import http, series, text
 from horovod.metrics.series import Place, Totals
 from horovod.settings import Settings
@@ -108,7 +109,7 @@ class Exporter:
             family, *_, found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
             self._listener = socket.create_server((found[0], port), family=family)
         except (OSError, OverflowError) as error:
-            self._warn(f"serves no metrics at {address}:{port}: {_reason(error)}", hint_for_port(error))
+            self._warn(f"serves no metrics at {on_one_line(address)}:{port}: {_reason(error)}", hint_for_port(error))
             return
         self._listener.setblocking(False)
         forks.close_in_forked_child(self._listener)
@@ -145,7 +146,8 @@ class Exporter:
         try:
             write_whole(self._path, self._text(False))
         except OSError as error:
-            self._warn(f"writes no metrics to {self._path}: {error.strerror or error}", hint_for_file(error))
+            path = on_one_line(self._path)
+            self._warn(f"writes no metrics to {path}: {error.strerror or error}", hint_for_file(error))
 
     def _remove_files_of_the_dead(self) -> None:
         """Removes files of ranks that were killed, which node exporter would serve for ever.

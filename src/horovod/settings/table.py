@@ -386,7 +386,7 @@ class Settings(GpuSettings, EndSettings, PlatformSettings, ElasticSettings, Trai
             (self.cpu_operations, "HOROVOD_CPU_OPERATIONS"),
         ):
             if value.strip().lower() not in ("", "gloo", "tcp", "mpi"):
-                return f"{variable}={value} is not supported\nhint: unset it, or set tcp (our own transports) or mpi"
+                return f"{variable}={value!r} is not supported\nhint: unset it, or set tcp (our own transports) or mpi"
         return None
 
 

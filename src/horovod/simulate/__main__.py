@@ -9,7 +9,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from horovod.core.wording import counted, tell
+from horovod.core.command_line import Parser
+from horovod.core.wording import counted, on_one_line, tell
 from horovod.simulate import published, report, run
 from horovod.simulate.arguments import check_file_name, count, gbit, number
 from horovod.simulate.costs import INSIDE_BYTES_PER_S
@@ -29,9 +30,7 @@ _MOST_BYTES = 1 << 40
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(
-        prog="python -m horovod.simulate", description="How far a job scales, without the hosts."
-    )
+    top = Parser(prog="python -m horovod.simulate", description="How far a job scales, without the hosts.")
     commands = top.add_subparsers(dest="command", required=True)
     add = commands.add_parser("forecast", help="efficiency on more hosts, its band, what limits it and what would help")
     add.add_argument("profile", nargs="?", metavar="PROFILE", help="what horovodrun --profile has written")
@@ -111,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tell(f"horovod.simulate: {error}")
         return 1
     except OSError as error:
-        tell(f"horovod.simulate: cannot write {error.filename or 'the output'}: {error.strerror}")
+        tell(f"horovod.simulate: cannot write {on_one_line(error.filename or 'the output')}: {error.strerror}")
         return 1
     return 0
 
@@ -125,7 +124,7 @@ def _check_files(options: argparse.Namespace) -> None:
         check_file_name(flag, path)
         other = named.setdefault(os.path.realpath(path), flag)
         if other != flag and flag != "link":  # those behind it are written
-            raise InputError(f"{path} is given twice, as {other} and as {flag}\nhint: give another file")
+            raise InputError(f"{on_one_line(path)} is given twice, as {other} and as {flag}\nhint: give another file")
         if flag in ("html", "json", "trace"):  # before the work: it may take minutes
             check_writable(path)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from horovod.core.telemetry.core_waits import MOST_TRUSTED
+from horovod.core.wording import cut, on_one_line
 
 __all__ = ["InputError", "number", "pair", "read_json", "shown", "table", "unfit", "waited_share", "whole"]
 
@@ -25,13 +26,12 @@ class InputError(Exception):
 
 def shown(value: Any) -> str:
     """A value of a file as JSON in one line, cut if it is long."""
-    text = json.dumps(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    return cut(json.dumps(value), _LONGEST)
 
 
 def unfit(path: str, field: str, expected: str, value: Any) -> InputError:
     """The error of a field whose value is another than expected."""
-    return InputError(f"{path}: field {json.dumps(field)}: expected {expected}, got {shown(value)}")
+    return InputError(f"{on_one_line(path)}: field {json.dumps(field)}: expected {expected}, got {shown(value)}")
 
 
 def read_json(path: str, kind: str, version: int, what: str, hint: str) -> dict[str, Any]:
@@ -44,15 +44,18 @@ def read_json(path: str, kind: str, version: int, what: str, hint: str) -> dict[
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not JSON"
-        raise InputError(f"cannot read {path}: {reason}") from error
+        raise InputError(f"cannot read {on_one_line(path)}: {reason}") from error
     if not isinstance(content, dict):
-        raise InputError(f"{path} is not {what}: expected a table, got {shown(content)}")
+        raise InputError(f"{on_one_line(path)} is not {what}: expected a table, got {shown(content)}")
     if content.get("format") != kind:
-        raise InputError(f'{path} is not {what} (its "format" is {shown(content.get("format"))}, not "{kind}")')
+        raise InputError(
+            f'{on_one_line(path)} is not {what} (its "format" is {shown(content.get("format"))}, not "{kind}")'
+        )
     found = content.get("version")
     if isinstance(found, bool) or found != version:
         raise InputError(
-            f'{path}: field "version": got {shown(found)}, this version of Horovod reads {version}\nhint: {hint}'
+            f'{on_one_line(path)}: field "version": got {shown(found)}, this version of Horovod reads {version}\n'
+            f"hint: {hint}"
         )
     _check_sizes(content, path)
     return content
@@ -78,7 +81,8 @@ def waited_share(content: dict[str, Any], path: str) -> float:
     share = number(content.get("core_wait", 0.0), "core_wait", path)
     if share > MOST_TRUSTED:
         raise InputError(
-            f"{path}: a measured rank waited for a core {100 * share:.0f}% of its time: the host was too busy\n"
+            f"{on_one_line(path)}: a measured rank waited for a core {100 * share:.0f}% of its time: the host was "
+            "too busy\n"
             "hint: measure again while nothing else runs there, with no more ranks than cores"
         )
     return share

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import os
 
+from horovod.core.wording import on_one_line
 from horovod.simulate.costs import STEP_S
 from horovod.simulate.draws import Range, Ranges
 from horovod.simulate.errors import InputError, number, pair, read_json, shown, unfit, waited_share, whole
@@ -90,11 +91,15 @@ def link_of(text: str) -> Link:
     if text in PRESETS:
         return PRESETS[text]
     if not os.path.exists(text):
-        raise InputError(f"--link {text}: there is no such file, nor such a link\nhint: links are {', '.join(PRESETS)}")
+        raise InputError(
+            f"--link {on_one_line(text)}: there is no such file, nor such a link\nhint: links are {', '.join(PRESETS)}"
+        )
     content = read_json(text, FORMAT, VERSION, "a link file", f"write version {VERSION}")
     unknown = [name for name in content if name not in _FIELDS]
     if unknown:
-        raise InputError(f"{text}: field {shown(unknown[0])}: not known, expected one of {', '.join(_FIELDS)}")
+        raise InputError(
+            f"{on_one_line(text)}: field {shown(unknown[0])}: not known, expected one of {', '.join(_FIELDS)}"
+        )
     network = content.get("network")
     if network not in ("tcp", "rdma"):
         raise unfit(text, "network", '"tcp" or "rdma"', network)

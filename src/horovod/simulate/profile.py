@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from horovod.core import native
-from horovod.core.wording import counted
+from horovod.core.wording import counted, on_one_line
 from horovod.gradients.recording import FEWEST_STEPS, FORMAT, VERSION
 from horovod.simulate.errors import InputError, number, read_json, table, unfit, waited_share, whole
 from horovod.simulate.step import Workload
@@ -75,7 +75,9 @@ def read_profile(path: str) -> Profile:
     gradients = _gradients(content, path)
     forward, backward, update = (_median(content, part, path) for part in ("forward_ms", "backward_ms", "update_ms"))
     if backward < _LEAST_MS:
-        raise InputError(f'{path}: field "backward_ms": the job made no backward pass\nhint: record training')
+        raise InputError(
+            f'{on_one_line(path)}: field "backward_ms": the job made no backward pass\nhint: record training'
+        )
     for place, ready in enumerate(gradients.ready_ms):
         if ready > max(steps):
             raise unfit(path, f"gradients.ready_ms[{place}]", f"at most the longest step, {max(steps):g} ms", ready)
@@ -98,7 +100,7 @@ def _steps(content: dict[str, Any], path: str) -> tuple[float, ...]:
         raise unfit(path, "step_ms", f"a list of {FEWEST_STEPS} steps or more", steps)
     if len(steps) < FEWEST_STEPS:
         raise InputError(
-            f'{path}: field "step_ms": expected {FEWEST_STEPS} steps or more, got {len(steps)}\n'
+            f'{on_one_line(path)}: field "step_ms": expected {FEWEST_STEPS} steps or more, got {len(steps)}\n'
             "hint: record a job that trains for longer"
         )
     return tuple(number(step, f"step_ms[{place}]", path, _LEAST_MS) for place, step in enumerate(steps))
@@ -109,14 +111,16 @@ def _gradients(content: dict[str, Any], path: str) -> _Gradients:
     columns = [gradients.get(name) for name in ("name", "dtype", "bytes", "ready_ms")]
     lists = [column for column in columns if isinstance(column, list)]
     if len(lists) < len(columns) or len(set(map(len, lists))) > 1:
-        raise InputError(f'{path}: field "gradients": expected lists name, dtype, bytes and ready_ms of one length')
+        raise InputError(
+            f'{on_one_line(path)}: field "gradients": expected lists name, dtype, bytes and ready_ms of one length'
+        )
     names, dtypes, sizes, ready = lists
     sparse = gradients.get("sparse", [])
     if not isinstance(sparse, list):
         raise unfit(path, "gradients.sparse", "a list of rows", sparse)
     if not sizes:
         raise InputError(
-            f'{path}: field "gradients": it has none: the job made no backward pass\nhint: record training'
+            f'{on_one_line(path)}: field "gradients": it has none: the job made no backward pass\nhint: record training'
         )
     for column, texts in (("name", names), ("dtype", dtypes)):
         for place, text in enumerate(texts):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from horovod.core.telemetry.core_waits import LEAST_TOLD
-from horovod.core.wording import counted
+from horovod.core.wording import counted, on_one_line
 from horovod.simulate.draws import Band
 from horovod.simulate.forecast import CAUSES, WIDE_POINTS, Forecast, Job, Row
 from horovod.simulate.profile import sparse_in_words
@@ -36,7 +36,7 @@ def title(made: Forecast) -> str:
 def assumptions(made: Forecast) -> str:
     """The origin of the numbers: the network, and what was measured."""
     job = made.job
-    link = f"link: {job.link.name} ({job.link.origin})"
+    link = f"link: {on_one_line(job.link.name)} ({job.link.origin})"
     known = ", ".join(f"{counted(hosts, 'host')} {100 * value:.1f}%" for hosts, value in job.known)
     return link + (f"; measured efficiency: {known}" if known else "; no efficiency was measured on this cluster")
 

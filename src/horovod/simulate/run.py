@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from horovod.core.wording import counted, tell
+from horovod.core.wording import counted, on_one_line, tell
 from horovod.simulate.costs import STEP_S
 from horovod.simulate.errors import InputError
 from horovod.simulate.links import Link, link_of
@@ -52,25 +52,26 @@ def fault_of(text: str, steps: int) -> Fault:
     found = _FAULT.fullmatch(text)
     if found is None or found["kind"] not in KINDS:
         raise InputError(
-            f"--fault {text}: expected KIND:TARGET:AMOUNT@STEP, such as kill-rank:17@1 or freeze:3:2000@e5000\n"
+            f"--fault {on_one_line(text)}: expected KIND:TARGET:AMOUNT@STEP, such as kill-rank:17@1 or "
+            "freeze:3:2000@e5000\n"
             f"hint: the kinds are {', '.join(KINDS)}"
         )
     kind = found["kind"]
     if found["target"] is None and kind not in _WITHOUT_TARGET:
-        raise InputError(f"--fault {text}: {kind} needs a target, such as {kind}:0")
+        raise InputError(f"--fault {on_one_line(text)}: {kind} needs a target, such as {kind}:0")
     if found["target"] is not None and kind == "rename":
-        raise InputError(f"--fault {text}: rename has no target: all names are other names")
+        raise InputError(f"--fault {on_one_line(text)}: rename has no target: all names are other names")
     if found["amount"] is None and kind in ("slow", "delay", "late"):
         what = "a factor" if kind == "slow" else "milliseconds"
-        raise InputError(f"--fault {text}: {kind} needs {what}, such as {kind}:0:4")
+        raise InputError(f"--fault {on_one_line(text)}: {kind} needs {what}, such as {kind}:0:4")
     if found["amount"] is not None and kind not in _WITH_AMOUNT:
-        raise InputError(f"--fault {text}: {kind} has no amount")
+        raise InputError(f"--fault {on_one_line(text)}: {kind} has no amount")
     least = 1 if kind == "slow" else 0
     if found["amount"] is not None and float(found["amount"]) <= least:
         forever = f"\nhint: {kind}:{found['target']} is for ever" if kind == "freeze" else ""
-        raise InputError(f"--fault {text}: it does nothing, expected an amount above {least}{forever}")
+        raise InputError(f"--fault {on_one_line(text)}: it does nothing, expected an amount above {least}{forever}")
     if found["event"] and int(found["at"]) == 0:
-        raise InputError(f"--fault {text}: expected an event from 1 on")
+        raise InputError(f"--fault {on_one_line(text)}: expected an event from 1 on")
     at = int(found["at"] or min(1, steps - 1))
     return Fault(
         kind=kind.encode(),
@@ -155,7 +156,9 @@ def _check_is_used(options: argparse.Namespace) -> None:
     for name in _LINK:
         if options.link is not None and getattr(options, name) is not None:
             flag = name.replace("_", "-")
-            raise InputError(f"--{flag} is for --gbit: --link {options.link} has its own\nhint: leave one of them out")
+            raise InputError(
+                f"--{flag} is for --gbit: --link {on_one_line(options.link)} has its own\nhint: leave one of them out"
+            )
 
 
 class _Progress:

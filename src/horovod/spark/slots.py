@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from horovod.core.wording import counted
+from horovod.core.wording import counted, on_one_line
 
 __all__ = ["NoSlotsError", "is_local", "most_slots", "slots_now", "wait_for_slots"]
 
@@ -89,7 +89,7 @@ def wait_for_slots(
 
 def _text(needed: int, seen: int, master: str, conf: Mapping[str, str]) -> str:
     names = ("spark.executor.instances", "spark.executor.cores", "spark.task.cpus", "spark.task.resource.gpu.amount")
-    made_of = ", ".join([master, *(f"{name} {conf[name]}" for name in names if name in conf)])
+    made_of = on_one_line(", ".join([master, *(f"{name} {conf[name]}" for name in names if name in conf)]))
     return (
         f"the job needs {counted(needed, 'task')} at the same time, but Spark has {counted(seen, 'slot')} "
         f"({made_of})\nhint: lower num_proc, or give Spark more executors or cores; each rank needs a task"

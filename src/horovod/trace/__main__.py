@@ -10,7 +10,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from horovod.core.wording import tell
+from horovod.core.command_line import Parser
+from horovod.core.wording import of_system, on_one_line, tell
 from horovod.trace.export import export
 from horovod.trace.page import page
 from horovod.trace.reader import NotATimelineError, Reader
@@ -22,9 +23,7 @@ __all__ = ["main", "parser"]
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(
-        prog="python -m horovod.trace", description="Summarize a timeline of Horovod, or export it."
-    )
+    top = Parser(prog="python -m horovod.trace", description="Summarize a timeline of Horovod, or export it.")
     commands = top.add_subparsers(dest="command", required=True)
     add = commands.add_parser(
         "summary", help="steps, time in communication, late ranks; with two files, also the difference"
@@ -51,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tell(f"horovod.trace: {error}")
         return 1
     except OSError as error:
-        tell(f"horovod.trace: cannot write {error.filename}: {error.strerror}")
+        tell(f"horovod.trace: cannot write {of_system(error)}")
         return 1
     return 0
 
@@ -81,7 +80,7 @@ def _print(text: str) -> None:
 
 def _exported(options: argparse.Namespace) -> str:
     paths = export(Reader(options.file, _progress(options.file)), Path(options.folder))
-    return "\n".join(map(str, paths))
+    return "\n".join(map(on_one_line, paths))
 
 
 def _summarized(options: argparse.Namespace) -> str:
@@ -96,13 +95,13 @@ def _summarized(options: argparse.Namespace) -> str:
     if rows is not None:
         texts.append(difference_as_text(rows, options.file, options.other))
     if options.html is not None:
-        texts.append(f"the page is {options.html}")
+        texts.append(f"the page is {on_one_line(options.html)}")
     return "\n\n".join(texts)
 
 
 def _progress(path: str) -> Callable[[float], None]:
     def report(done: float) -> None:
-        tell(f"horovod.trace: {path}: {done:.0%} read")
+        tell(f"horovod.trace: {on_one_line(path)}: {done:.0%} read")
 
     return report
 

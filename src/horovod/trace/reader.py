@@ -8,6 +8,8 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from horovod.core.wording import on_one_line
+
 __all__ = ["NotATimelineError", "Reader"]
 
 _LINE_BYTES = 1 << 20  # a file with longer lines is not ours
@@ -32,15 +34,16 @@ class Reader:
             with open(path, "rb") as file:
                 first = [file.readline(_LINE_BYTES) for _ in range(2)]
         except OSError as error:
-            raise NotATimelineError(f"{path}: {error.strerror}") from None
+            raise NotATimelineError(f"{on_one_line(path)}: {error.strerror}") from None
         if self._bytes == 0:
             raise NotATimelineError(
-                f"{path} is empty: no rank has written an event\n"
+                f"{on_one_line(path)} is empty: no rank has written an event\n"
                 "hint: a rank writes its first event when it has called hvd.init()"
             )
         if first[0].strip() != b"[" or not first[1].startswith(b'{"name": "horovod"'):
             raise NotATimelineError(
-                f"{path} is not a timeline of Horovod\nhint: horovodrun --timeline-filename FILE writes one"
+                f"{on_one_line(path)} is not a timeline of Horovod\n"
+                "hint: horovodrun --timeline-filename FILE writes one"
             )
 
     def ranks(self) -> list[int]:

@@ -8,6 +8,7 @@ import math
 import statistics
 from typing import Any
 
+from horovod.core.wording import on_one_line
 from horovod.trace.ranks import Rank
 from horovod.trace.reader import NotATimelineError, Reader
 from horovod.trace.waits import Arrivals
@@ -26,7 +27,7 @@ def summarize(reader: Reader) -> dict[str, Any]:
     numbers = reader.ranks()
     if not numbers:
         raise NotATimelineError(
-            f"{reader.path} has no events\nhint: record a script that calls an operation of Horovod"
+            f"{on_one_line(reader.path)} has no events\nhint: record a script that calls an operation of Horovod"
         )
     arrivals = Arrivals(numbers)
     ranks = {number: Rank(number, arrivals) for number in numbers}

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from horovod.core.wording import on_one_line
+from horovod.core.wording import counted, cut, on_one_line
 
 __all__ = ["EXPOSED", "UNKNOWN", "as_text", "difference_as_text", "milliseconds", "share"]
 
@@ -30,7 +30,7 @@ def as_text(summary: dict[str, Any]) -> str:
 
 def _lines(summary: dict[str, Any]) -> Iterator[str]:
     steps, ranks = summary["steps"], summary["ranks"]
-    yield f"{summary['file']}: {len(ranks)} {'rank' if len(ranks) == 1 else 'ranks'}, {summary['duration_s']:.3f} s"
+    yield f"{on_one_line(summary['file'])}: {counted(len(ranks), 'rank')}, {summary['duration_s']:.3f} s"
     if steps["median_ms"] is None:
         yield "steps: none was found (a step begins when a tensor is reduced again)"
     else:
@@ -58,7 +58,7 @@ def _lines(summary: dict[str, Any]) -> Iterator[str]:
 def difference_as_text(rows: Sequence[dict[str, Any]], before: str, after: str) -> str:
     """Two runs beside each other. Times of ranks are means over the ranks."""
     table = [[row["what"], _plain(row["before"]), _plain(row["after"]), _percent(row["percent"])] for row in rows]
-    title = f"{after} compared with {before} (times of ranks: their mean)"
+    title = f"{on_one_line(after)} compared with {on_one_line(before)} (times of ranks: their mean)"
     return "\n".join([title, *_table(["what", "before", "after", "change"], table)])
 
 
@@ -154,8 +154,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[st
 
 
 def _short(name: str) -> str:
-    name = on_one_line(name)
-    return name if len(name) <= _NAME else f"{name[: _NAME - 13]}...{name[-10:]}"
+    return cut(on_one_line(name), _NAME)
 
 
 def _plain(value: float | None) -> str:

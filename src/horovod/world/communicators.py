@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from horovod.core import native
 from horovod.core.exceptions import StartError
+from horovod.core.wording import on_one_line
 from horovod.world import mpi
 
 __all__ = ["BY_MPI", "Communicator", "all_communicators", "check", "control_peers", "is_built", "plan"]
@@ -51,7 +52,7 @@ def check(transport: str) -> None:
     if transport not in names:
         nearest = difflib.get_close_matches(transport, names, 1)
         raise StartError(
-            f"HOROVOD_TRANSPORT={transport} cannot be used: there is no such communicator\n"
+            f"HOROVOD_TRANSPORT={on_one_line(transport)} cannot be used: there is no such communicator\n"
             f"hint: {f'{nearest[0]} is the nearest; ' if nearest else ''}there are {', '.join(names)}",
             "start-transport",
         )

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from horovod.core.exceptions import StartError, text_of
-from horovod.core.wording import counted
+from horovod.core.wording import counted, on_one_line
 from horovod.world.agreed_sets import Places, agreed, check_places
 from horovod.world.links import HINT
 from horovod.world.rendezvous import Rendezvous
@@ -378,7 +378,9 @@ def _check_equal(settings: Sequence[tuple[dict[str, Any], list[int]]]) -> None:
         for values, ranks in settings:
             ranks_of_value.setdefault(values[keyword], []).extend(ranks)
         if len(ranks_of_value) > 1:
-            got = ", ".join(f"{value} on {ranks_text(sorted(ranks))}" for value, ranks in ranks_of_value.items())
+            got = ", ".join(
+                f"{on_one_line(value)} on {ranks_text(sorted(ranks))}" for value, ranks in ranks_of_value.items()
+            )
             raise StartError(
                 f"the ranks disagree about {variable}: {got}\n"
                 "hint: give it to all ranks alike: a setting on horovodrun's command line or before it",

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from horovod.core.wording import on_one_line
 from horovod.world.channel import (
     AuthenticationError,
     Channel,
@@ -370,7 +371,7 @@ class Rendezvous:
             connection.close()
 
     def _where(self) -> str:
-        return f"{self._name} at {at_port(self.address, self.port)}"
+        return on_one_line(f"{self._name} at {at_port(self.address, self.port)}")
 
 
 def _get(keys: Iterable[str], timeout_s: float) -> dict[str, Any]:

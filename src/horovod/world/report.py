@@ -15,7 +15,7 @@ from typing import Any
 
 from horovod import __version__
 from horovod.core import native
-from horovod.core.wording import tell
+from horovod.core.wording import of_system, tell
 from horovod.settings import Settings
 from horovod.world.files.places import make_folder
 from horovod.world.files.whole import write_whole
@@ -67,4 +67,4 @@ def _write(path: Path, values: dict[str, Any]) -> None:
 
 
 def _warn(error: OSError) -> None:
-    tell(f"horovod: warning: cannot write a part of the report: {error.filename}: {error.strerror}; training goes on")
+    tell(f"horovod: warning: cannot write a part of the report: {of_system(error)}; training goes on")

@@ -12,6 +12,7 @@ import stat
 
 from horovod.core.exceptions import StartError
 from horovod.core.temporary_files import memory_file
+from horovod.core.wording import on_one_line
 
 __all__ = ["SECRET_BYTES", "SecretFile", "new_secret", "read_secret"]
 
@@ -69,20 +70,22 @@ def read_secret(path: str) -> bytes:
             os.close(descriptor)
     except OSError as error:
         raise StartError(
-            f"the job's secret, HOROVOD_SECRET_FILE={path}, cannot be read: {error.strerror}\n"
+            f"the job's secret, HOROVOD_SECRET_FILE={on_one_line(path)}, cannot be read: {error.strerror}\n"
             "hint: the file lives as long as horovodrun does and belongs to the user who started it; in a container of "
             "its own, a rank must inherit the descriptor of that number",
             "start-secret",
         ) from error
     if stat.S_IMODE(mode) & 0o077:
         raise StartError(
-            f"the job's secret, HOROVOD_SECRET_FILE={path}, is open to other users (mode {stat.S_IMODE(mode):04o})\n"
-            f"hint: chmod 600 {path}",
+            f"the job's secret, HOROVOD_SECRET_FILE={on_one_line(path)}, is open to other users (mode "
+            f"{stat.S_IMODE(mode):04o})\n"
+            f"hint: chmod 600 {on_one_line(path)}",
             "start-secret",
         )
     if len(secret) < SECRET_BYTES:
         raise StartError(
-            f"the job's secret, HOROVOD_SECRET_FILE={path}, holds {len(secret)} bytes, expected {SECRET_BYTES} or more",
+            f"the job's secret, HOROVOD_SECRET_FILE={on_one_line(path)}, holds {len(secret)} bytes, expected "
+            f"{SECRET_BYTES} or more",
             "start-secret",
         )
     return secret

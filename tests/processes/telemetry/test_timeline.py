@@ -54,7 +54,7 @@ def work(path: str, other: str) -> None:
     for step in range(3):
         if step == 1:
             hvd.start_timeline(path, mark_cycles=True)
-        hvd.allreduce(np.ones((4, 2), np.float32), name='a"\\\n' + "ü" * 100)
+        hvd.allreduce(np.ones((4, 2), np.float32), name='a"\\\n\x85\u202e' + "ü" * 100)
         hvd.allgather(np.ones(hvd.rank()), name="rows")
         handles = [hvd.allreduce_async(np.ones(5), name=f"fused.{i}") for i in range(20)]
         hvd.barrier()
@@ -85,7 +85,8 @@ def test_every_rank_shows_the_phases_of_every_tensor(worlds: WorldPool, tmp_path
         assert {"tensor": "float32 [4, 2]"} in [e.get("args") for e in ends]
     names = {e["args"]["name"] for e in events if e["name"] in ("thread_name", "process_name")}
     assert {"rank 0", "rank 1", "rank 2", "barrier.noname.0"} & names >= {"rank 0", "rank 1", "rank 2"}
-    assert any(name.startswith('allreduce.a"\\\nüü') for name in names), names
+    assert any(name.startswith('allreduce.a"\\\n\x85\u202eüü') for name in names), names
+    assert r"\u0085\u202eüü" in path.read_text()  # a terminal that shows the file is not steered
     # One clock: a reduction ends on no rank before it has begun on all.
     begun = [e["ts"] for e in events if e["ph"] == "B" and e["name"] == "NEGOTIATE_ALLGATHER"]
     ended = [e["ts"] for e in events if e["ph"] == "E" and e["name"] == "ALLGATHER"]

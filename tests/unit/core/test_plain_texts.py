@@ -150,6 +150,21 @@ def test_what_is_printed_cannot_steer_the_terminal(
     assert "\nx" not in said and "\n:3" not in said  # a name is on one line
 
 
+SHORTENED = ["the end of a job", "the summary", "top", "jobs", "stacks", "stacks of a rank that is silent"]
+
+
+@pytest.mark.parametrize("writer", SHORTENED)
+def test_a_text_of_ten_thousand_characters_is_shortened(
+    writer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("NAME", "ON_LINES"):
+        monkeypatch.setitem(globals(), name, f"BEGIN{10_000 * 'x'}.py")
+    WRITERS[writer](tmp_path)
+    said = "".join(capfd.readouterr())
+    assert "BEGIN" in said and "xxx" in said
+    assert len(said) < 6_000
+
+
 OURS = {"HostsUpdatedInterrupt", "HorovodVersionMismatchError"}  # without a text of others
 ERRORS = [name for name in exceptions.__all__ if name[0].isupper() and name[1].islower() and name not in OURS]
 

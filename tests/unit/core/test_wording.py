@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from horovod.core.wording import counted, on_one_line, plain, quoted, shown
+from horovod.core.wording import counted, cut, on_one_line, plain, quoted, shown
 
 
 def test_a_name_is_on_one_line_and_the_middle_of_a_long_one_is_left_out() -> None:
@@ -37,3 +37,8 @@ def test_a_value_is_on_one_line_and_not_longer_than_a_name() -> None:
 def test_one_thing_is_not_many() -> None:
     assert [counted(number, "rank") for number in (0, 1, 2)] == ["0 ranks", "1 rank", "2 ranks"]
     assert [counted(number, "pass", "passes") for number in (1, 2)] == ["1 pass", "2 passes"]
+
+
+def test_of_a_long_text_the_middle_is_left_out() -> None:
+    assert cut("x" * 200) == "x" * 200
+    assert cut("a" * 50 + "b" * 50, 50) == "a" * 36 + "..." + "b" * 11

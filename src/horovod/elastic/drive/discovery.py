@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import IO, Any
 
-from horovod.core.wording import shown
+from horovod.core.wording import on_one_line, shown
 
 __all__ = ["DiscoveryError", "FixedHosts", "HostDiscovery", "HostDiscoveryScript", "Hosts", "Poller", "asked"]
 
@@ -88,7 +88,7 @@ class HostDiscoveryScript(HostDiscovery):
             _kill(process)
 
     def __str__(self) -> str:
-        return f"the host discovery script {self._discovery_script}"
+        return f"the host discovery script {on_one_line(self._discovery_script)}"
 
     def _run(self) -> str:
         # Files, not pipes: a process that the script leaves behind would hold a pipe open.

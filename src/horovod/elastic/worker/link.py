@@ -27,6 +27,7 @@ from horovod.core.exceptions import (
     named,
     text_of,
 )
+from horovod.core.wording import on_one_line
 from horovod.elastic.messages import (
     NO_STATE,
     AskStack,
@@ -171,7 +172,7 @@ class DriverSession:
     def raised(self, error: Exception) -> None:
         frames = list(traceback.extract_tb(error.__traceback__))
         frames = [frame for frame in frames if not _INSTALLED.search(frame.filename)] or frames  # the script's own line
-        where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+        where = f" at {on_one_line(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
         text = named(error)[:_ERROR_CHARACTERS]
         self._say(Raised(self._worker, self.held, text + where))
 

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from horovod.core.wording import on_one_line
 from horovod.launcher.options.hosts import Host, HostsError, parse_hostfile
 
 __all__ = ["Allocation", "Find", "hosts_of_file"]
@@ -25,7 +26,7 @@ class Allocation:
     placement: str = ""
 
     def __str__(self) -> str:
-        return f"{self.system} ({self.source})"
+        return f"{on_one_line(self.system)} ({on_one_line(self.source)})"
 
 
 Find = Callable[[Mapping[str, str]], "Allocation | None"]
@@ -37,5 +38,7 @@ def hosts_of_file(filename: str, source: str) -> list[Host]:
         text = Path(filename).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not a text"
-        raise HostsError(f"{source}={filename}: {why}\nhint: -H or --hostfile names the hosts instead") from None
+        raise HostsError(
+            f"{source}={on_one_line(filename)}: {why}\nhint: -H or --hostfile names the hosts instead"
+        ) from None
     return parse_hostfile(text, filename)

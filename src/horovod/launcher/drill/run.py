@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from horovod.core.wording import counted, tell
+from horovod.core.wording import counted, on_one_line, tell
 from horovod.launcher.drill import verdicts
 from horovod.launcher.drill.links import Link
 from horovod.launcher.drill.rank import LATE_S, MARK
@@ -103,7 +103,7 @@ def _checked(flags: Sequence[str]) -> list[Row]:
     facts = ended.said("hosts")
     if ended.code != 0 or facts is None:
         return [Row("start", "a job starts", ended.failure(), (f"no job starts with these flags\n{ended.stderr}",))]
-    hosts = facts["hosts"]
+    hosts = [{**host, "name": on_one_line(host["name"])} for host in facts["hosts"]]
     names = [host["name"] for host in hosts]
     links = [Link(**{**link, "hosts": tuple(link["hosts"])}) for link in facts["links"]]
     return [

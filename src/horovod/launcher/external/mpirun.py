@@ -12,7 +12,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Mapping
 
-from horovod.core.wording import of_system
+from horovod.core.wording import of_system, on_one_line
 from horovod.launcher.external.base import ExternalCommand, ExternalJob
 from horovod.launcher.options.usage import UsageError
 
@@ -54,7 +54,7 @@ def mpirun_command(job: ExternalJob) -> ExternalCommand:
             timeout=_VERSION_TIMEOUT_S,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise UsageError(f"--mpi: {path} --version: {of_system(error)}") from None
+        raise UsageError(f"--mpi: {on_one_line(path)} --version: {of_system(error)}") from None
     return command_of(job, said.stdout + said.stderr)
 
 

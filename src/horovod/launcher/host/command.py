@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from horovod.core.wording import on_one_line
 from horovod.launcher.host import processes
 from horovod.settings import current_environment
 from horovod.world.interpreter import python_command
@@ -62,12 +63,13 @@ def why_no_interpreter(path: str) -> tuple[str, str]:
         return "", ""
     if first.endswith(b"\r"):
         return (
-            f"the first line of {path} ends with a carriage return (CRLF, as on Windows), which would be a part of the "
-            "interpreter's name",
-            rf"sed -i 's/\r$//' {path}",
+            f"the first line of {on_one_line(path)} ends with a carriage return (CRLF, as on Windows), which would "
+            "be a part of the interpreter's name",
+            rf"sed -i 's/\r$//' {on_one_line(path)}",
         )
     if not os.path.exists(words[0].strip()):
-        return f"the interpreter that {path} names is not there: {words[0].strip()}", "correct its first line"
+        missing = on_one_line(words[0].strip())
+        return f"the interpreter that {on_one_line(path)} names is not there: {missing}", "correct its first line"
     return "", ""
 
 
@@ -91,7 +93,7 @@ def start_rank(
         if error.errno != errno.ENOEXEC or path is None:
             raise
         if b"\0" in _beginning(path):
-            raise OSError(f"{path} is a program for another kind of machine, or is damaged") from error
+            raise OSError(f"{on_one_line(path)} is a program for another kind of machine, or is damaged") from error
         return _start(["/bin/sh", path, *command[1:]], environment, directory, descriptors)
 
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from horovod.core.wording import on_one_line
 from horovod.launcher.host.control_group import control_group
 
 __all__ = ["problems"]
@@ -67,7 +68,7 @@ def _of_temporary_files(folder: str) -> Iterator[Problem]:
     except OSError as error:
         where = folder if os.path.isdir(folder) else tempfile.tempdir or ""
         hint = "free space in that folder, make it writable, or set TMPDIR to another one"
-        yield f"cannot write temporary files in {where}: {error.strerror}", hint
+        yield f"cannot write temporary files in {on_one_line(where)}: {error.strerror}", hint
 
 
 def _of_clock(launchers_time_s: float) -> Iterator[Problem]:

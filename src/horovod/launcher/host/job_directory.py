@@ -7,14 +7,16 @@ import contextlib
 import os
 import shutil
 
-from horovod.core.wording import plain
+from horovod.core.wording import on_one_line, plain
 
 __all__ = ["remove_directory", "say"]
 
 
 def remove_directory(path: str) -> None:
     """Removes the job's folder. Prints what cannot be removed, and never raises: the job has ended already."""
-    shutil.rmtree(path, onerror=lambda _, name, why: say(f"horovodrun: {name} could not be removed: {why[1]}"))
+    shutil.rmtree(
+        path, onerror=lambda _, name, why: say(f"horovodrun: {on_one_line(name)} could not be removed: {why[1]}")
+    )
 
 
 def say(text: str) -> None:

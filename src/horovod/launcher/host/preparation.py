@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from horovod.core.wording import on_one_line
 from horovod.launcher.host import host_health
 from horovod.world.channel import Channel
 from horovod.world.network import interface_address, machine
@@ -99,9 +100,9 @@ class Preparation:
         problems: list[Sequence[str]] = []
         if not os.path.isdir(directory):
             hint = "the job's working directory must exist on all hosts: a shared folder, or a copy at the same path"
-            problems.append([f"has no folder {directory}", hint])
+            problems.append([f"has no folder {on_one_line(directory)}", hint])
         elif not _is_executable(command, directory, order["path"]):
-            problems.append([f"has no program {command}", order["hints"]["program"]])
+            problems.append([f"has no program {on_one_line(command)}", order["hints"]["program"]])
         if order["network_interface"]:
             try:
                 interface_address(order["network_interface"])

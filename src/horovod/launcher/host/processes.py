@@ -13,6 +13,8 @@ import signal
 import time
 from collections.abc import Callable
 
+from horovod.core.wording import on_one_line
+
 __all__ = [
     "UNENDED_S",
     "become_subreaper",
@@ -127,7 +129,7 @@ def why_left(pid: int) -> str:
     """In words, of a process that SIGKILL has not ended."""
     try:
         with open(f"/proc/{pid}/comm") as file:
-            name = f" ({file.read().strip()})"
+            name = f" ({on_one_line(file.read().strip())})"
     except OSError:
         name = ""
     why = "the kernel keeps it, for example in a driver or a file system"

@@ -19,6 +19,7 @@ from horovod.core.exceptions import (
     StartError,
     explain_command,
 )
+from horovod.core.wording import cut, on_one_line
 from horovod.launcher.host import memory
 from horovod.launcher.host.processes import shell_code, signal_name
 
@@ -45,6 +46,9 @@ REJOINED = "rejoined"  # of a record of a rank that has called shutdown and init
 _RECENT_S = 2.0
 # Lines older than this are shown with their age.
 _OLD_S = 10.0
+
+# The whole line is further up, where the rank wrote it.
+_LONGEST_LINE = 1000
 
 # Exits this close together may have been noticed in any order.
 _TOGETHER_S = 0.2
@@ -208,7 +212,7 @@ def report(
     own = next((one for one in exits if one.rank == cause.rank), None)
     happened, hint, code = _happened(cause, own, init_timeout)
     ended_well = own is not None and own.code == 0 and not last_exception(last_lines, own.time_s)
-    lines = [] if ended_well else last_words(cause.rank, own, last_lines)
+    lines = [] if ended_well else _last_words(cause.rank, own, last_lines)
     said = [line.text for line in last_lines if line.text.startswith(explain_command(""))]
     if code == "rank-failed" and said:  # an exception of ours, which the rank did not catch, has a code of its own
         more = said[-1]
@@ -217,9 +221,10 @@ def report(
         more = explain_command(code)
     record = cause.record.splitlines()
     is_said = any(line.endswith(record[0]) for line in lines) if record else True
-    lines.append(f"horovodrun: rank {cause.rank} on host {hostname} {happened}")
+    lines = _cut(lines)
+    lines.append(f"horovodrun: rank {cause.rank} on host {cut(on_one_line(hostname))} {happened}")
     if not is_said:
-        lines.append("  as the ranks saw it: " + "\n    ".join(record))
+        lines.append("  as the ranks saw it: " + "\n    ".join(_cut(record)))
     if not last_lines and own is not None and own.code > 0:
         hint = hint or "it wrote nothing to stderr; its stdout may tell more"
     if hint and "hint:" not in cause.record:
@@ -267,8 +272,17 @@ def _happened(cause: Cause, own: RankExit | None, init_timeout: str) -> tuple[st
 def last_words(rank: int, own: RankExit | None, last_lines: Sequence[Line], name: str = "rank") -> list[str]:
     """The end of the rank's stderr, as far as it is about the rank's end. `name`: what the number is of.
 
-    Left out: what frameworks log, frames of tracebacks, stall reports that an error follows, and old lines.
+    Left out: what frameworks log, frames of tracebacks, stall reports that an error follows, old lines, and the
+    middle of very long ones.
     """
+    return _cut(_last_words(rank, own, last_lines, name))
+
+
+def _cut(lines: Sequence[str]) -> list[str]:
+    return [cut(line, _LONGEST_LINE) for line in lines]
+
+
+def _last_words(rank: int, own: RankExit | None, last_lines: Sequence[Line], name: str = "rank") -> list[str]:
     end_s = own.time_s if own is not None else max((line.time_s for line in last_lines), default=0.0)
     recent = [line for line in last_lines if own is None or own.code >= 0 or end_s - line.time_s <= _RECENT_S]
     telling = [line for line in recent if not _FRAMEWORK_LOG.match(line.text)]

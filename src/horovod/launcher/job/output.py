@@ -19,6 +19,7 @@ from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
+from horovod.core.wording import on_one_line
 from horovod.launcher.job.failure import Line
 from horovod.launcher.job.tracebacks import HeldTracebacks, ranges
 from horovod.world.files.places import make_folder
@@ -160,7 +161,7 @@ def _written_to(what: object) -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise OutputError(f"cannot write to {what}: {error.strerror or error}") from error
+        raise OutputError(f"cannot write to {on_one_line(what)}: {error.strerror or error}") from error
 
 
 class Outputs:
@@ -327,8 +328,8 @@ class Outputs:
         self._directory = None  # for processes that join later, too
         self._close_files()
         self._warn(
-            f"warning: cannot write to {path}: {error.strerror}; the ranks' output now goes to the terminal "
-            f"only, to no file\nhint: the job goes on; {self._flag} names the folder"
+            f"warning: cannot write to {on_one_line(path)}: {error.strerror}; the ranks' output now goes to the "
+            f"terminal only, to no file\nhint: the job goes on; {self._flag} names the folder"
         )
 
     def _close_files(self) -> None:

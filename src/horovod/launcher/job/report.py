@@ -78,11 +78,11 @@ def _write(folder: Path, one: _Run, redaction: Redaction) -> None:
         for path in sorted((folder / LOGS).rglob("std*")):
             redaction.file(path)
         absent = _absent_hosts(folder, one.job)
-        write_whole(folder / "report.txt", "\n".join(_page(folder, one, job, absent)) + "\n")
+        write_whole(folder / "report.txt", plain("\n".join(_page(folder, one, job, absent))) + "\n")
     except OSError as error:
         tell(f"horovodrun: warning: the report cannot be written: {of_system(error)}")
         return
-    tell(f"horovodrun: the report is in {folder}")
+    tell(f"horovodrun: the report is in {on_one_line(folder)}")
     if absent:
         tell(f"horovodrun: {_where_else(folder, absent)}")
 
@@ -121,7 +121,8 @@ def _where_else(folder: Path, hosts: Sequence[str]) -> str:
     named = ", ".join(hosts[:8]) + (", ..." if len(hosts) > 8 else "")
     are = f"host{'s' if len(hosts) > 1 else ''} {named}"
     theirs, them = ("their parts are", "those hosts") if len(hosts) > 1 else ("its part is", "that host")
-    return f"{are}: {theirs} missing here. If its ranks called init, copy {folder} from {them} into this folder"
+    here = f"copy {on_one_line(folder)} from {them} into this folder"
+    return f"{are}: {theirs} missing here. If its ranks called init, {here}"
 
 
 def _page(folder: Path, one: _Run, job: dict[str, Any], absent: Sequence[str]) -> list[str]:
@@ -132,13 +133,13 @@ def _page(folder: Path, one: _Run, job: dict[str, Any], absent: Sequence[str]) -
         "Report of a job of Horovod",
         "",
         f"command    {on_one_line(shlex.join(job['command']))}",
-        f"folder     {one.job.directory}",
+        f"folder     {on_one_line(one.job.directory)}",
         f"started    {one.started}, ran {one.seconds:.1f} s",
         f"exit code  {one.code}",
         f"ranks      {len(one.job.ranks) or 'elastic'}{': ' if counted else ''}"
         + ", ".join(at_port(host, slots) for host, slots in counted.items()),
         f"horovod    {job['launcher']['horovod']}",
-        f"python     {job['launcher']['python']}",
+        f"python     {on_one_line(job['launcher']['python'])}",
         *(f"{name:<10} {version}" for name, version in job["launcher"]["packages"].items()),
         "",
         "How it ended",
@@ -171,11 +172,12 @@ def _timeline(folder: Path, job: Job, setting: str) -> Iterator[str]:
     elif setting:
         path = Path(job.directory, setting)
         where = str(path) if len({rank.hostname for rank in job.ranks}) == 1 else f"{path} on each host"
-        yield f"The timeline is not in this folder: the settings name {where}."
-        yield f"Add it to the folder. `python -m horovod.trace summary {shlex.quote(str(path))}` reads it."
+        yield f"The timeline is not in this folder: the settings name {on_one_line(where)}."
+        yield f"Add it to the folder. `python -m horovod.trace summary {on_one_line(shlex.quote(str(path)))}` reads it."
     else:
         for path in sorted(folder.glob("timeline.*"))[:1]:
-            yield f"`python -m horovod.trace summary {shlex.quote(path.name)}` reads the timeline of a host."
+            name = on_one_line(shlex.quote(path.name))
+            yield f"`python -m horovod.trace summary {name}` reads the timeline of a host."
 
 
 _MEANING = {
@@ -189,7 +191,7 @@ _MEANING = {
 def _listed(folder: Path) -> list[str]:
     found = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     meaning = {name: _MEANING.get(name, "timeline of the ranks of a host") for name in found if name != "report.txt"}
-    return [f"{name:<20} {text}" for name, text in meaning.items()]
+    return [f"{on_one_line(name):<20} {text}" for name, text in meaning.items()]
 
 
 def _without_counters(folder: Path, job: Job) -> list[int]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from horovod.core.exceptions import NativeCoreError, StartError, text_of
+from horovod.core.wording import on_one_line
 from horovod.launcher.host.command import why_no_interpreter
 from horovod.launcher.job.output import prepare_directory
 from horovod.launcher.options.hosts import is_local
@@ -91,7 +92,7 @@ def check_is_reachable(hosts: Sequence[str], interface: str) -> None:
 
 def check_identity_file(name: str | None) -> None:
     if name is not None and not os.access(name, os.R_OK):
-        raise UsageError(f"--ssh-identity-file {name}: there is no such file, or it cannot be read")
+        raise UsageError(f"--ssh-identity-file {on_one_line(name)}: there is no such file, or it cannot be read")
 
 
 def check_command(command: str, environment: Mapping[str, str]) -> None:
@@ -103,17 +104,17 @@ def check_command(command: str, environment: Mapping[str, str]) -> None:
             raise UsageError(f"{why}\nhint: {hint}", 126)
         return
     if os.sep in command and os.path.isdir(command):
-        raise UsageError(f"{command} is a folder, not a program", 126)
+        raise UsageError(f"{on_one_line(command)} is a folder, not a program", 126)
     if os.path.isfile(command):
-        hint = f"\nhint: horovodrun ... python {command}" if command.endswith(".py") else ""
-        raise UsageError(f"{command} is not executable{hint}", 126)
+        hint = f"\nhint: horovodrun ... python {on_one_line(command)}" if command.endswith(".py") else ""
+        raise UsageError(f"{on_one_line(command)} is not executable{hint}", 126)
     if " " in command.strip():
         raise UsageError(
             f"command not found: {command!r}\nhint: give the command as words, without quotes around all of it: "
-            f"horovodrun ... {command}",
+            f"horovodrun ... {on_one_line(command)}",
             127,
         )
-    raise UsageError(f"command not found: {command}", 127)
+    raise UsageError(f"command not found: {on_one_line(command)}", 127)
 
 
 def check_transport(transport: str) -> None:
@@ -152,7 +153,8 @@ def _check_file(flag: str, name: str, *, in_place: bool) -> None:
         check_writable(name, in_place=in_place)
     except OSError as error:
         raise UsageError(
-            f"{flag} {name}: {error.strerror}\nhint: give a file in a folder that exists and can be written to"
+            f"{flag} {on_one_line(name)}: {error.strerror}\n"
+            "hint: give a file in a folder that exists and can be written to"
         ) from None
 
 
@@ -183,7 +185,7 @@ def check_files_differ(read: Mapping[str, str | None], written: Mapping[str, str
     for flag, name in (*read.items(), *written.items()):
         other = seen.setdefault(os.path.realpath(name), flag) if name else flag
         if other != flag and flag in written:
-            raise UsageError(f"{name} is given twice, as {other} and as {flag}\nhint: give another file")
+            raise UsageError(f"{on_one_line(name)} is given twice, as {other} and as {flag}\nhint: give another file")
 
 
 def report_directory(name: str) -> Path:
@@ -195,9 +197,9 @@ def report_directory(name: str) -> Path:
         is_empty = not any(folder.iterdir())
         check_writable(folder / "job.json")
     except OSError as error:
-        raise UsageError(f"--report {name}: {error.strerror}\n{hint}") from None
+        raise UsageError(f"--report {on_one_line(name)}: {error.strerror}\n{hint}") from None
     if not is_empty:
-        raise UsageError(f"--report {name}: the folder holds files already\n{hint}")
+        raise UsageError(f"--report {on_one_line(name)}: the folder holds files already\n{hint}")
     return folder
 
 
@@ -213,6 +215,6 @@ def _folder_of_output(name: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise UsageError(
-            f"--output-filename {name}: {error.filename}: {error.strerror}\n"
+            f"--output-filename {on_one_line(name)}: {on_one_line(error.filename)}: {error.strerror}\n"
             "hint: it names a folder, in which each rank gets one of its own"
         ) from None

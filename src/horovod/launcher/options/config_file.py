@@ -16,8 +16,10 @@ import dataclasses
 import difflib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
+from horovod.core.wording import on_one_line, plain
 from horovod.launcher.options.usage import UsageError
 from horovod.settings import Row, SettingError, parse_flag, rows
 from horovod.settings.without_effect import WITHOUT_EFFECT, OldFlag
@@ -55,14 +57,14 @@ def read_config_file(filename: str) -> ConfigFile:
         if take is None and value is None and _is_section(key, known):
             continue
         if take is None:
-            problems.append(f"{key}: {_unknown(key, list(known))}")
+            problems.append(f"{on_one_line(key)}: {_unknown(key, list(known))}")
         elif value is not None:  # a key without a value says nothing
             try:
                 take(config, value)
             except _ValueError as expected:
-                problems.append(f"{key}: {value!r}: expected {expected}")
+                problems.append(f"{on_one_line(key)}: {value!r}: expected {expected}")
     if problems:
-        raise UsageError("\n".join(f"--config-file {filename}: {problem}" for problem in problems))
+        raise UsageError("\n".join(f"--config-file {on_one_line(filename)}: {problem}" for problem in problems))
     return config
 
 
@@ -74,13 +76,14 @@ def _loaded(filename: str) -> dict[Any, Any]:
     try:
         found = yaml.safe_load(Path(filename).read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"--config-file {filename}: {error.strerror}") from None
+        raise UsageError(f"--config-file {on_one_line(filename)}: {error.strerror}") from None
     except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        raise UsageError(f"--config-file {filename}: not YAML: {error}") from None
+        why = indent(plain(error), "  ").lstrip()
+        raise UsageError(f"--config-file {on_one_line(filename)}: not YAML: {why}") from None
     if found is None:
         return {}
     if not isinstance(found, dict):
-        raise UsageError(f"--config-file {filename}: expected keys, such as `params:`, got {found!r}")
+        raise UsageError(f"--config-file {on_one_line(filename)}: expected keys, such as `params:`, got {found!r}")
     return found
 
 

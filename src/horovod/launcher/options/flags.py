@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from horovod.core.wording import on_one_line
 from horovod.launcher.host.command import assignments
 from horovod.launcher.options.usage import UsageError
 from horovod.launcher.placement import PLACEMENTS
@@ -55,7 +56,7 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         # argparse: `argument -x/--ex: 'y' is not ...`, and `argument --x: --x='y': expected ...`, which names it twice.
         message = re.sub(r"^argument (?:\S+: (?=-))?", "", message)
-        raise UsageError(f"{message}\nhint: horovodrun --help lists the flags")
+        raise UsageError(f"{on_one_line(message)}\nhint: horovodrun --help lists the flags")
 
 
 class _Listed(argparse.Action):
@@ -322,7 +323,7 @@ def _split(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[l
         if name not in values:
             nearest = difflib.get_close_matches(name, values, 1, cutoff=0.75)
             hint = f"{nearest[0]} is the nearest; horovodrun --help lists" if nearest else "horovodrun --help lists"
-            raise UsageError(f"there is no flag {name}\nhint: {hint} the flags")
+            raise UsageError(f"there is no flag {on_one_line(name)}\nhint: {hint} the flags")
         if name in _OTHERS_ARGUMENTS and not equals and position + 1 < len(arguments):
             arguments[position : position + 2] = [f"{name}={arguments[position + 1]}"]
             equals = "="

@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from horovod.core.wording import counted
+from horovod.core.wording import counted, on_one_line
 from horovod.launcher.allocations import Allocation, find_allocation
 from horovod.launcher.options.hosts import Host, HostsError, is_local, parse_hostfile, parse_hosts, ranks_by_host
 from horovod.launcher.options.usage import UsageError
@@ -49,7 +49,7 @@ def choose_hosts(options: argparse.Namespace, environment: Mapping[str, str]) ->
     hosts = _given_hosts(options)
     allocation = _allocation(environment, needed=not hosts)
     if hosts:
-        origin = "-H" if options.hosts is not None else f"--hostfile {options.hostfile}"
+        origin = "-H" if options.hosts is not None else f"--hostfile {on_one_line(options.hostfile)}"
     elif allocation is not None:
         _check_started_once(allocation, environment)
         hosts, origin = allocation.hosts, str(allocation)
@@ -73,7 +73,9 @@ def _without_size(command: Sequence[str]) -> str:
     if at is None:
         return f"{text}\nhint: horovodrun -np 2 python train.py"
     words = 2 if command[at] in ("-np", "--num-proc") else 1
-    flag, rest = shlex.join(command[at : at + words]), shlex.join(command[:at] + command[at + words :])
+    flag, rest = (
+        on_one_line(shlex.join(some)) for some in (command[at : at + words], command[:at] + command[at + words :])
+    )
     return (
         f"{text}: `{flag}` stands behind the command, which gets it as an argument\n"
         f"hint: flags go before the command: horovodrun {flag} {rest}"
@@ -91,7 +93,7 @@ def _given_hosts(options: argparse.Namespace) -> list[Host]:
         text = Path(options.hostfile).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not a text"
-        raise UsageError(f"--hostfile {options.hostfile}: {why}") from None
+        raise UsageError(f"--hostfile {on_one_line(options.hostfile)}: {why}") from None
     return parse_hostfile(text, options.hostfile)
 
 

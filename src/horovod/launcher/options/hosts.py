@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from horovod.core.wording import counted
+from horovod.core.wording import counted, on_one_line
 from horovod.settings import environment_of
 from horovod.world.network import at_port
 from horovod.world.topology import Identity, identities
@@ -70,7 +70,9 @@ def parse_hosts(text: str) -> list[Host]:
     hosts = []
     for entry in map(str.strip, text.split(",")):
         if not entry:
-            raise HostsError(f"-H {text}: an entry is empty\nhint: leave out a comma at an end, or one of two")
+            raise HostsError(
+                f"-H {on_one_line(text)}: an entry is empty\nhint: leave out a comma at an end, or one of two"
+            )
         match = _HOST.fullmatch(entry)
         name = _name(match)
         slots = int(match["slots"] or 1) if match else 0
@@ -103,12 +105,12 @@ def parse_hostfile(text: str, filename: str) -> list[Host]:
         count = int(match["colon"] or match["slots"] or 1) if match else 0
         if not name or count == 0:
             raise HostsError(
-                f"{filename}, line {number}: {entry!r} is not a host\n"
+                f"{on_one_line(filename)}, line {number}: {entry!r} is not a host\n"
                 f"hint: {_hint(entry, 'write a line for each host: server1 slots=4')}"
             )
         slots[name] = slots.get(name, 0) + count
     if not slots:
-        raise HostsError(f"{filename} names no host\nhint: write a line for each host: server1 slots=4")
+        raise HostsError(f"{on_one_line(filename)} names no host\nhint: write a line for each host: server1 slots=4")
     return [Host(name, count) for name, count in slots.items()]
 
 
@@ -131,8 +133,9 @@ def _hint(entry: str, usual: str) -> str:
     found = _USER.fullmatch(entry)
     if found is None:
         return usual
-    name = re.split(r"[\s:]", found["rest"])[0]
-    return f"write {found['rest']}, and the user into ~/.ssh/config: `Host {name}`, and below it `User {found['user']}`"
+    rest, user = map(on_one_line, (found["rest"], found["user"]))
+    name = re.split(r"[\s:]", rest)[0]
+    return f"write {rest}, and the user into ~/.ssh/config: `Host {name}`, and below it `User {user}`"
 
 
 def ranks_by_host(hosts: Sequence[Host], size: int) -> list[int]:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from horovod import __version__
+from horovod.core.wording import on_one_line
 from horovod.launcher.host import processes
 from horovod.launcher.options.hosts import is_local
 from horovod.launcher.placement.base import PlacementOptions
@@ -85,7 +86,7 @@ class RemotePlacement:
         return hint_in(self.hints, said)
 
     def explain(self, host: str, options: PlacementOptions, code: int, said: str) -> tuple[str, str]:
-        test = f"`{self.test_command(host, options)}` must work"
+        test = f"`{on_one_line(self.test_command(host, options))}` must work"
         lines = [line.strip() for line in said.splitlines() if line.strip()]
         if code < 0 or self.is_unreached(code, said):
             hint = self.hint(host, options, said)

@@ -7,6 +7,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from horovod.core.command_line import Parser
 from horovod.launcher.job.terminal import discard
 from horovod.launcher.options.usage import UsageError
 from horovod.world.channel import ChannelError
@@ -23,7 +24,7 @@ COMMANDS = {
 def look(arguments: Sequence[str]) -> tuple[str, int]:
     """Runs one of COMMANDS. Returns the text to print and the exit code. Raises UsageError."""
     name = arguments[0]
-    parser = argparse.ArgumentParser(prog=f"horovodrun {name}", description=COMMANDS[name].capitalize() + ".")
+    parser = Parser(prog=f"horovodrun {name}", description=COMMANDS[name].capitalize() + ".")
     if name != "jobs":
         parser.add_argument(
             "job", nargs="?", metavar="JOB", help="its id, as horovodrun jobs shows it; default the only one"

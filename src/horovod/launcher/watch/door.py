@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from horovod.core.wording import cut, on_one_line
 from horovod.launcher.options.usage import UsageError
 from horovod.world.channel import ChannelError
 from horovod.world.job_files import JobFile, running_jobs
@@ -52,7 +53,7 @@ def one_job(job_id: str | None) -> JobFile:
             1,
         )
     if len(jobs) > 1:
-        listed = "\n".join(f"  {one.file.id}  {one.file.command}" for one in jobs)
+        listed = "\n".join(f"  {one.file.id}  {cut(on_one_line(one.file.command))}" for one in jobs)
         raise UsageError(f"{len(jobs)} jobs run on this host:\n{listed}\nhint: add the id of one of them", 1)
     return jobs[0].file
 

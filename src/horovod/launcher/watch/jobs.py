@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 
-from horovod.core.wording import on_one_line
+from horovod.core.wording import cut, on_one_line
 from horovod.launcher.watch.door import Running, jobs_here
 from horovod.launcher.watch.facts import facts_of
 
@@ -38,5 +38,5 @@ def _row(job: Running) -> tuple[str, ...]:
         str(len(hosts) or "?"),
         str(began),
         f"{max(rates):.1f}" if rates else "-",
-        on_one_line(job.file.command),
+        cut(on_one_line(job.file.command)),
     )

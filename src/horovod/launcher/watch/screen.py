@@ -6,6 +6,7 @@ from __future__ import annotations
 import statistics
 import textwrap
 
+from horovod.core.wording import cut
 from horovod.launcher.watch.facts import JobFacts, RankFacts
 from horovod.launcher.watch.verdict import judge, stuck
 
@@ -97,10 +98,9 @@ def _late(facts: JobFacts) -> dict[int, float]:
 
 
 def _row(one: RankFacts, late: float) -> tuple[str, ...]:
-    host = one.host if len(one.host) <= _LONGEST_HOST else one.host[: _LONGEST_HOST - 1] + "~"
     return (
         str(one.rank),
-        host,
+        cut(one.host, _LONGEST_HOST),
         f"{one.steps_per_s:.1f}",
         _percent(one.lost_share),
         _percent(one.data_share),

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from horovod.core.tracebacks import is_of_script
-from horovod.core.wording import on_one_line
+from horovod.core.wording import cut, on_one_line
 from horovod.launcher.watch.door import one_job, open_job
 from horovod.launcher.watch.facts import ranks_in_words
 
@@ -39,9 +39,10 @@ def _answers(view: dict[str, Any], number: int) -> tuple[dict[int, list[dict[str
             case {"newest": {"stacks": {"number": int(given), "threads": list(threads)}}} if given >= number:
                 found[rank] = threads
             case {"newest": {"pid": pid, "host": host}, "age_s": age_s}:
+                where = f"pid {pid} on {cut(on_one_line(host))}"
                 silent[rank] = (
-                    f"has not answered (pid {pid} on {on_one_line(host)}, last status {age_s:.0f} s ago): it is frozen "
-                    "or unreachable, or native code holds Python's lock"
+                    f"has not answered ({where}, last status {age_s:.0f} s ago): it is frozen or unreachable, or "
+                    "native code holds Python's lock"
                 )
             case _:
                 silent[rank] = "has sent no status yet"
@@ -57,11 +58,11 @@ def grouped(found: dict[int, list[dict[str, Any]]], silent: dict[int, str], *, a
         groups.setdefault(key, []).append(rank)
     lines = []
     for key, ranks in sorted(groups.items(), key=lambda item: -len(item[1])):
-        head = f"{ranks_in_words(ranks)} at {_innermost(key[0][1:])}" if key else ranks_in_words(ranks)
+        head = f"{ranks_in_words(ranks)} at {cut(_innermost(key[0][1:]))}" if key else ranks_in_words(ranks)
         lines.append(head)
         for thread, *frames in key:
-            lines += [f"  thread {thread}:"] if all_threads else []
-            lines += [f"    {frame}" for frame in frames]
+            lines += [f"  thread {cut(thread)}:"] if all_threads else []
+            lines += [f"    {cut(frame)}" for frame in frames]
         lines.append("")
     for rank, why in silent.items():
         lines.append(f"rank {rank} {why}")

@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from horovod.core.wording import on_one_line
 from horovod.world.files.places import make_folder
 from horovod.world.files.whole import replacement
 
@@ -36,12 +37,12 @@ def file_system(path: str, make: Callable[[], Any]) -> Any:
         return make()
     except ImportError as error:
         raise ImportError(
-            f"the store {path} cannot be opened: {_first_line(error)}\n"
+            f"the store {on_one_line(path)} cannot be opened: {_first_line(error)}\n"
             "hint: install that package in the Python of the driver and of all executors"
         ) from error
     except Exception as error:  # each file system has its own
         raise OSError(
-            f"the store {path} cannot be opened: {_first_line(error)}\n"
+            f"the store {on_one_line(path)} cannot be opened: {_first_line(error)}\n"
             "hint: check the URL; storage_options are those of fsspec; hdfs:// needs libhdfs and libjvm"
         ) from error
 
@@ -59,7 +60,7 @@ def files_in(fs: Any, url: str, inside: str) -> list[str]:
         fs.ls(inside)  # `find` passes over what it may not read
     except Exception as error:  # each file system has its own
         raise OSError(
-            f"the store cannot be used: {url} cannot be listed: {type(error).__name__}: {error}\n"
+            f"the store cannot be used: {on_one_line(url)} cannot be listed: {type(error).__name__}: {error}\n"
             "hint: let the user of the driver read it"
         ) from error
     return sorted(fs.find(inside))
@@ -77,7 +78,8 @@ def check_access(fs: Any, folders: Mapping[str, str]) -> None:
             fs.rm_file(probe)
         except Exception as error:  # each file system has its own
             raise OSError(
-                f"the store cannot be used: {url} cannot be written and read: {type(error).__name__}: {error}\n"
+                f"the store cannot be used: {on_one_line(url)} cannot be written and read: {type(error).__name__}: "
+                f"{error}\n"
                 "hint: choose a path where the user of the driver, and of the executors, may write"
             ) from error
 
@@ -126,7 +128,7 @@ def of_spark(error: Exception, path: str) -> Exception:
     if found is None:
         return error
     return OSError(
-        f"Spark cannot write to the store: {path}: {found[0]}\n"
+        f"Spark cannot write to the store: {on_one_line(path)}: {found[0]}\n"
         "hint: Spark's own file systems write the data: use a scheme that Spark has one for (s3a:// for S3), and let "
         "the executors write there"
     )

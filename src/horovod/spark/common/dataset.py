@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from horovod.core.wording import counted, quoted, tell
+from horovod.core.wording import counted, on_one_line, quoted, tell
 from horovod.data import parquet
 from horovod.spark.common import constants
 from horovod.spark.common.access import of_spark
@@ -73,7 +73,7 @@ def prepare_data(
         if _cache.is_cached(key, store):
             index = _cache.next_dataset_index(key)
             if verbose:
-                tell(f"horovod: the data is in {store.get_train_data_path(index)} already", sys.stdout)
+                tell(f"horovod: the data is in {on_one_line(store.get_train_data_path(index))} already", sys.stdout)
         else:
             index = _cache.next_dataset_index(key)
             if hasattr(store, "check_access"):  # a store of the user's own class may have none
@@ -163,7 +163,7 @@ def _write(
         parts.append((val, store.get_val_data_path(index), share))
     for part, path, fraction in parts:
         if verbose:
-            tell(f"horovod: writing the DataFrame to {path}", sys.stdout)
+            tell(f"horovod: writing the DataFrame to {on_one_line(path)}", sys.stdout)
         files = max(int(num_processes * partitions_per_process * fraction), num_processes)
         chosen = selected(part, columns).coalesce(files)
         try:
@@ -223,7 +223,7 @@ def plan_of(store: Store, path: str) -> tuple[parquet.Plan, dict[str, Any]]:
     options = _storage_options(store)
     if not store.exists(manifest):
         if store.exists(f"{path.rstrip('/')}/_temporary"):
-            raise ValueError(f"{path} is half-written: it has no {MANIFEST}\n{_HINT}")
+            raise ValueError(f"{on_one_line(path)} is half-written: it has no {MANIFEST}\n{_HINT}")
         return parquet.plan(path, storage_options=options), {}
     try:
         content = json.loads(store.read(manifest))
@@ -231,7 +231,7 @@ def plan_of(store: Store, path: str) -> tuple[parquet.Plan, dict[str, Any]]:
         if content["version"] != VERSION:
             raise ValueError(f"version {content['version']}, expected {VERSION}")
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{manifest} cannot be read: {error}\n{_HINT}") from error
+        raise ValueError(f"{on_one_line(manifest)} cannot be read: {error}\n{_HINT}") from error
     files = {group.file for group in found.groups}
     missing = sorted(file for file in files if not store.exists(file))
     if missing:
@@ -256,16 +256,18 @@ def get_simple_meta_from_parquet(
     """
     path = store.get_train_data_path(dataset_idx)
     if not store.is_parquet_dataset(path):
-        raise ValueError(f"there are no Parquet files in {path}\nhint: fit(df) writes them, or another program")
+        raise ValueError(
+            f"there are no Parquet files in {on_one_line(path)}\nhint: fit(df) writes them, or another program"
+        )
     found, content = plan_of(store, path)
     if not found.rows:
-        raise ValueError(f"{path} has no rows")
+        raise ValueError(f"{on_one_line(path)} has no rows")
     shapes = content.get("shapes") or _shapes(found)
     wanted = [*label_columns, *(feature_columns or []), *([sample_weight_col] if sample_weight_col else [])]
     for name in wanted:
         if name not in found.types:
             known = ", ".join(map(quoted, found.types))
-            raise ValueError(f"{path} has no column {quoted(name)}\nhint: it has {known}")
+            raise ValueError(f"{on_one_line(path)} has no column {quoted(name)}\nhint: it has {known}")
     metadata = {
         name: _metadata_of(arrow, shapes[name], content.get("spark_types", {}).get(name))
         for name, arrow in found.types.items()

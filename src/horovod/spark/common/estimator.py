@@ -14,7 +14,7 @@ from typing import Any
 from pyspark.ml import Estimator, Model
 
 from horovod.core import pickling
-from horovod.core.wording import counted, tell
+from horovod.core.wording import counted, on_one_line, quoted, tell
 from horovod.data import Plan
 from horovod.launcher.function.unpicklable import named
 from horovod.spark.common import dataset
@@ -62,7 +62,9 @@ class HorovodEstimator(Estimator, EstimatorParams, HorovodReadable, HorovodWrita
                 store, self.getLabelCols(), self.getFeatureCols(), self.getSampleWeightCol(), dataset_idx
             )
             if self.getValidation() and not val_rows:
-                raise ValueError(f"validation is set, and {store.get_val_data_path(dataset_idx)} has no rows")
+                raise ValueError(
+                    f"validation is set, and {on_one_line(store.get_val_data_path(dataset_idx))} has no rows"
+                )
             return self._fit_on_prepared_data(backend, store, train_rows, val_rows, metadata, dataset_idx)
 
     def _fit(self, df: Any) -> Any:
@@ -136,7 +138,7 @@ class HorovodEstimator(Estimator, EstimatorParams, HorovodReadable, HorovodWrita
             kind = df.schema[name].dataType.typeName() if name in df.columns else ""
             if kind in _NO_NUMBERS:
                 raise ValueError(
-                    f"column `{name}` has the type {kind}, and a model takes numbers\n"
+                    f"column {quoted(name)} has the type {kind}, and a model takes numbers\n"
                     "hint: Spark's StringIndexer makes an index of a text; a transformation_fn makes numbers of "
                     "anything; feature_cols names the columns to use"
                 )
@@ -266,7 +268,8 @@ class HorovodEstimator(Estimator, EstimatorParams, HorovodReadable, HorovodWrita
         checkpoint = self._checkpoint(store, run_id)
         if checkpoint is not None:
             tell(
-                f"horovod: training starts from the checkpoint of run {run_id} in {store.get_run_path(run_id)}",
+                f"horovod: training starts from the checkpoint of run {run_id} in "
+                f"{on_one_line(store.get_run_path(run_id))}",
                 sys.stdout,
             )
         change = None

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from horovod.core.wording import counted
+from horovod.core.wording import counted, on_one_line
 from horovod.data.parquet import to_numpy
 from horovod.spark.common.util import get_output_cols, get_spark_df_output_schema
 
@@ -101,7 +101,9 @@ def _column(values: np.ndarray[Any, Any], rows: int, first_row: int, name: str, 
         ]
         return pa.StructArray.from_arrays(parts, fields=fields)
     if flat.shape[1] != 1:
-        raise ValueError(f"output {name} has {flat.shape[1]} values in a row: expected one, as the label has")
+        raise ValueError(
+            f"output {on_one_line(name)} has {flat.shape[1]} values in a row: expected one, as the label has"
+        )
     column = flat[:, 0]
     if kind.startswith(("int", "bool")):
         column = _whole(column, first_row, name, kind)
@@ -119,8 +121,8 @@ def _whole(column: np.ndarray[Any, Any], first_row: int, name: str, kind: str) -
     if not fits.all():
         row = int(np.argmin(fits))
         raise ValueError(
-            f"output {name}, row {first_row + row} of the partition: the model's answer is {column[row]}, and the "
-            f"column has the label's type {kind}\n"
+            f"output {on_one_line(name)}, row {first_row + row} of the partition: the model's answer is "
+            f"{column[row]}, and the column has the label's type {kind}\n"
             "hint: look for NaN in the features and the weights; with a label of type double any number fits"
         )
     return rounded

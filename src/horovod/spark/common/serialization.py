@@ -13,6 +13,7 @@ from typing import Any
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLWritable
 
 from horovod.core import pickling
+from horovod.core.wording import on_one_line
 
 __all__ = [
     "HorovodParamsReader",
@@ -88,7 +89,9 @@ class HorovodParamsReader(DefaultParamsReader):
         metadata = DefaultParamsReader.loadMetadata(path, self.sparkSession)
         cls = self.cls.__module__ + "." + self.cls.__name__
         if metadata["class"] != cls:
-            raise ValueError(f"{path} holds a {metadata['class']}\nhint: load it with that class, not with {cls}")
+            raise ValueError(
+                f"{on_one_line(path)} holds a {metadata['class']}\nhint: load it with that class, not with {cls}"
+            )
         instance = self.cls()
         instance._resetUid(metadata["uid"])
         values = {name: _decoded(value) for name, value in metadata["paramMap"].items()}

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from horovod.core.wording import on_one_line
 from horovod.settings import current_environment
 from horovod.spark.common.access import check_access, file_system, files_in, refuse_odd_path, write_file
 
@@ -382,9 +383,9 @@ class HDFSStore(AbstractFilesystemStore):
         found = re.match(self.URL_PATTERN, url)
         scheme, host, port, path = found.groups() if found else (None, None, None, None)
         if scheme not in (None, self.FS_PREFIX):
-            raise ValueError(f"{url} begins with {scheme}: expected {self.FS_PREFIX}")
+            raise ValueError(f"{on_one_line(url)} begins with {scheme}: expected {self.FS_PREFIX}")
         if not path or not path.startswith("/"):
-            raise ValueError(f"{url} has no path: expected hdfs://host:port/path, hdfs:///path or /path")
+            raise ValueError(f"{on_one_line(url)} has no path: expected hdfs://host:port/path, hdfs:///path or /path")
         return scheme, host, int(port) if port else None, path
 
     def get_full_path(self, path: str) -> str:

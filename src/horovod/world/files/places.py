@@ -3,7 +3,7 @@
 
 In a folder where others can write, such as /tmp, another user may put a link at a path that a job writes to. Followed,
 it would replace a file of this user, or give away what is written. Linux can refuse such links itself
-(fs.protected_symlinks), but not everywhere. Imports nothing of ours.
+(fs.protected_symlinks), but not everywhere. Of ours it imports core/wording.py alone.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import os
 import pwd
 import stat
 from collections.abc import Iterator
+
+from horovod.core.wording import on_one_line
 
 __all__ = ["ForeignPathError", "Place", "about", "check_own", "make_folder", "owner", "place_of"]
 
@@ -211,5 +213,5 @@ def _is_everybodys(status: os.stat_result) -> bool:
 
 def _path(folder: int, name: str) -> str:
     with contextlib.suppress(OSError):
-        return os.path.join(os.readlink(f"/proc/self/fd/{folder}"), name)
-    return name
+        name = os.path.join(os.readlink(f"/proc/self/fd/{folder}"), name)
+    return on_one_line(name)

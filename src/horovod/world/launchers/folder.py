@@ -15,6 +15,7 @@ import re
 from pathlib import Path
 
 from horovod.core.exceptions import StartError
+from horovod.core.wording import on_one_line
 from horovod.world.files.private import NotPrivateError, private_folder, read_private, write_private
 from horovod.world.launchers.offer import LONGEST_BYTES, Offer
 
@@ -32,15 +33,17 @@ class OfferFile:
                 pass
         except OSError as error:
             raise StartError(
-                f"the folder {folder}, in which the ranks are to find each other, cannot be used: {error.strerror}\n"
+                f"the folder {on_one_line(folder)}, in which the ranks are to find each other, cannot be used: "
+                f"{error.strerror}\n"
                 "hint: HOROVOD_RENDEZVOUS_DIRECTORY names another folder, which all hosts must share",
                 "start-unfound",
             ) from error
         except NotPrivateError as error:
             raise StartError(
-                f"{folder}, in which the ranks are to find each other, is not a folder that only its owner, this user, "
-                f"can write in ({error})\n"
-                f"hint: chmod 700 {folder}, or set HOROVOD_RENDEZVOUS_DIRECTORY to a folder of this user's",
+                f"{on_one_line(folder)}, in which the ranks are to find each other, is not a folder that only its "
+                f"owner, this user, can write in ({error})\n"
+                f"hint: chmod 700 {on_one_line(folder)}, or set HOROVOD_RENDEZVOUS_DIRECTORY to a folder of this "
+                "user's",
                 "start-secret",
             ) from None
 
@@ -52,7 +55,8 @@ class OfferFile:
         except (OSError, NotPrivateError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise StartError(
-                f"the file {self.path}, by which the ranks are to find rank 0, cannot be written: {reason}\n"
+                f"the file {on_one_line(self.path)}, by which the ranks are to find rank 0, cannot be written: "
+                f"{reason}\n"
                 "hint: HOROVOD_RENDEZVOUS_DIRECTORY names another folder, which all hosts must share",
                 "start-unfound",
             ) from error
@@ -66,7 +70,7 @@ class OfferFile:
                 data = read_private(folder, self.path.name, LONGEST_BYTES)
         except NotPrivateError as error:
             raise StartError(
-                f"{self.path}, the file with rank 0's address, is not private to this user ({error})\n"
+                f"{on_one_line(self.path)}, the file with rank 0's address, is not private to this user ({error})\n"
                 "hint: remove it if you did not create it",
                 "start-secret",
             ) from None

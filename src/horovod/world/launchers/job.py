@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from horovod.core.exceptions import StartError
-from horovod.core.wording import of_system
+from horovod.core.wording import of_system, on_one_line
 from horovod.settings import Settings
 from horovod.world.launchers import mpi
 from horovod.world.launchers.base import Handed, Started, handed
@@ -191,7 +191,7 @@ def _unfound(started: Started, settings: Settings, file: OfferFile, why: str) ->
         without_mpi = not_the_launchers() or without_mpi
     return StartError(
         f"rank {started.rank} of {started.size} waited {settings.start_timeout_s:g} s in init for the file "
-        f"{file.path}, by which rank 0 is found: {why}; {without_mpi}\n"
+        f"{on_one_line(file.path)}, by which rank 0 is found: {why}; {without_mpi}\n"
         "hint: look at the output of rank 0; if the hosts share no home folder, set HOROVOD_RENDEZVOUS_DIRECTORY to a "
         "folder that they share, or install mpi4py for the MPI of mpirun, or start the job with horovodrun",
         "start-unfound",
