@@ -14,7 +14,6 @@
 #include "c_structs.h"
 #include "communicators/mpi/library.h"
 #include "engine/engine.h"
-#include "execution/process_set.h"
 #include "horovod/horovod.h"
 #include "platform/exit_code.h"
 #include "platform/fault_point.h"

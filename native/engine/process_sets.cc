@@ -4,8 +4,8 @@
 //
 // Adding. The number is that of an earlier set of the same ranks, or a new one, the same on all ranks. If the
 // communicator needs shared memory, the host's leader allocates it and tells the members where; they map it and report
-// success. Only if all could map it, the communicator is made, which nothing but a death can prevent. An earlier failure
-// is raised on all ranks, and the job goes on.
+// success. Only if all could map it, the communicator is made, which nothing but a death can prevent. An earlier
+// failure is raised on all ranks, and the job goes on.
 //
 // Removing. Each rank closes the set, so that nothing new comes in, and reports if anything of it is in flight. If so
 // on any rank, all reopen the set, and the removal fails. Otherwise all its operations have been decided, run and

@@ -17,8 +17,8 @@ namespace hvd {
 
 constexpr int32_t kFirstLasting = 1 << 30;
 
-// Stands for a set in compiled functions and saved models: its number may be another set's in a later generation, or in
-// another process. It goes by the ranks alone; no number of a set is as large.
+// Stands for a set in compiled functions and saved models: its number may be another set's in a later generation, or
+// in another process. It goes by the ranks alone; no number of a set is as large.
 inline int32_t lasting_number(std::span<const int32_t> ranks) {
   uint64_t hash = 14695981039346656037U;  // FNV-1a, a rank at a time
   for (const int32_t rank : ranks) hash = (hash ^ static_cast<uint32_t>(rank)) * 1099511628211U;

@@ -30,19 +30,26 @@ T = TypeVar("T")
 
 
 def be_late(seconds: float, pids: Iterable[int] = ()) -> None:
-    """Sleeps that long, once the main threads of the other processes are blocked: on a busy machine they may be late.
+    """Sleeps that long, once all threads of the other processes are blocked: on a busy machine they may be late.
 
     Sleeps longer if the machine pauses this process, and with it perhaps the others.
     """
-    others = [Path(f"/proc/{pid}/stat") for pid in pids if pid != os.getpid()]
+    others = [Path(f"/proc/{pid}/task") for pid in pids if pid != os.getpid()]
     calm = 0
     while calm < _CALM_LOOKS:
         time.sleep(_NAP_S)
-        calm = calm + 1 if all(one.read_text().rpartition(")")[2].split()[0] == "S" for one in others) else 0
+        calm = calm + 1 if all(map(_is_blocked, others)) else 0
     while seconds > 0:
         before = time.monotonic()
         time.sleep(min(seconds, _NAP_S))
         seconds -= min(time.monotonic() - before, 2 * _NAP_S)
+
+
+def _is_blocked(tasks: Path) -> bool:
+    try:
+        return all((task / "stat").read_text().rpartition(")")[2].split()[0] == "S" for task in tasks.iterdir())
+    except OSError:  # a thread has ended
+        return False
 
 
 def seconds_of_descendants() -> dict[int, float]:

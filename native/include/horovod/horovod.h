@@ -299,14 +299,15 @@ HVD_EXPORT int hvd_refuse(hvd_context* context, const char* name, int32_t proces
 
 /* Collective over all ranks, members or not, in the same order everywhere: start an operation that adds a set of world
    ranks (ascending, each once), or removes one. Wait for the handle; the result of adding is the set's number: that
-   of an earlier set of these ranks, or the next one. A set with an operation in flight on any rank is not removed (HVD_MISMATCH names it). */
+   of an earlier set of these ranks, or the next one. A set with an operation in flight on any rank is not removed
+   (HVD_MISMATCH names it). */
 HVD_EXPORT int hvd_add_process_set(hvd_context* context, const int32_t* ranks, uint32_t nranks, hvd_handle* handle,
                                    hvd_status* status);
 HVD_EXPORT int hvd_remove_process_set(hvd_context* context, int32_t process_set, hvd_handle* handle,
                                       hvd_status* status);
-/* What stands for a set in compiled functions and saved models, wherever a number of a set is taken, but in
-   hvd_remove_process_set: it means the set of the same ranks in any generation and process, and is an error where none is
-   registered. 0: ranks is NULL. */
+/* Stands for a set in compiled functions and saved models, and is taken wherever a number of a set is, but by
+   hvd_remove_process_set. It means the set of the same ranks in any generation and process, and is an error where none
+   is registered. 0: ranks is NULL. */
 HVD_EXPORT int32_t hvd_lasting_number(const int32_t* ranks, uint32_t nranks);
 /* The number of members of a set, and this rank's place among them, -1 if it is none. */
 HVD_EXPORT int hvd_process_set_place(hvd_context* context, int32_t process_set, int32_t* members, int32_t* member,

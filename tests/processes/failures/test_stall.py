@@ -123,7 +123,9 @@ def test_ranks_that_wait_for_each_other_in_different_calls_get_an_error(
     assert re.search(r"DeadlockError.*rank 1 waited \d+\.\d s for `allreduce.model_1`: missing ranks 0, 2", done.stderr)
     short = r"warning: stall: ranks 0, 1 wait for each other in different calls \(the error that follows names them\)\n"
     assert re.search(short + ".*  rank 0 (stands at|has not said)", done.stderr), "the errors have the calls"
-    assert "explain deadlock" in done.stderr and "uneven data" not in done.stderr and done.seconds < 15 + SLACK_S
+    assert "explain deadlock" in done.stderr and done.seconds < 15 + SLACK_S
+    after = done.stderr[re.search(short, done.stderr).start() :]  # type: ignore[union-attr]
+    assert "uneven data" not in after, "before that, a rank may have been late"
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
