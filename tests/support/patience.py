@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deadlines that only a hang reaches: they are renewed while processes that this one has started use processor time.
+"""Deadlines that only a hang reaches: they are renewed while processes that this one has started run, or could.
 
     wait_until(path.exists, job.shown)                           # asks again and again; what it shows if it gives up
     patiently(lambda wait_s: process.wait(timeout=wait_s))       # for calls that raise at a timeout
     be_late(0.02, pids)                                          # a sleep while these processes wait for this one
 
-A process that has used SHARE of the limit since the last renewal renews it. On a machine with ten times as much to do
-as it has cores, a rank that works gets more than that; one that waits, asks every 10 ms or sends signs of life uses
-less. What never ends and does use processor time is found by pytest's limit, which shows all stacks, too.
+A process that has run, or waited for a core, for SHARE of the limit since the last renewal renews it. A rank that
+waits for others, asks every 10 ms or sends signs of life does less, unless the machine is very busy. What never ends
+and does run is found by pytest's limit, which shows all stacks, too.
 """
 
 from __future__ import annotations
@@ -53,17 +53,24 @@ def _is_blocked(tasks: Path) -> bool:
 
 
 def seconds_of_descendants() -> dict[int, float]:
-    """Processor seconds of each process below this one, with those of children that it has waited for, by pid."""
+    """Of each process below this one, by pid: the seconds that its threads have run, with those of children that it
+    has waited for, and that they have waited for a core."""
     parents, seconds = {}, {}
     for entry in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):  # it has ended
             fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
-            parents[int(entry)], seconds[int(entry)] = int(fields[1]), sum(map(int, fields[11:15])) / _TICKS_PER_S
+            ran_s = sum(map(int, fields[11:15])) / _TICKS_PER_S
+            parents[int(entry)], seconds[int(entry)] = int(fields[1]), ran_s + _waited_for_a_core_s(entry)
 
     def is_below(pid: int) -> bool:
         return parents.get(pid) == os.getpid() or (pid in parents and is_below(parents[pid]))
 
     return {pid: used_s for pid, used_s in seconds.items() if is_below(pid)}
+
+
+def _waited_for_a_core_s(pid: str) -> float:
+    statistics = [path for path in Path(f"/proc/{pid}/task").glob("*/schedstat")]  # not every kernel has them
+    return sum(int(path.read_text().split()[1]) for path in statistics) / 1e9
 
 
 class Patience:

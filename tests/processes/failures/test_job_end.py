@@ -290,6 +290,16 @@ def test_repeated_interrupts_end_a_job_whose_output_nobody_reads(tmp_path: Path)
         assert job.process.returncode == 130
 
 
+def test_who_does_not_stop_asking_gets_the_same_code(tmp_path: Path) -> None:
+    with Job(tmp_path, "-np", "1", python("ready()\ntime.sleep(600)")) as job:
+        job.wait_ready(1)
+        while job.process.poll() is None:
+            job.process.send_signal(signal.SIGINT)
+            time.sleep(0.001)
+        done = job.wait()
+        assert done.code == 130 and "Traceback" not in done.stderr, done
+
+
 @pytest.mark.parametrize(
     ("env", "said"),
     [({}, r"rank 1 \(pid \d+\) was stopped by SIGSTOP"), ({FROZEN: "0"}, "the other ranks wait for it")],

@@ -18,7 +18,10 @@ _SIGNALS = (*_ENDING, signal.SIGTSTP, signal.SIGUSR1, signal.SIGUSR2)
 
 @contextlib.contextmanager
 def signals_as_bytes() -> Iterator[int]:
-    """A descriptor from which each signal of _SIGNALS is read as its number."""
+    """A descriptor from which each signal of _SIGNALS is read as its number.
+
+    Once asked to end, this process ignores who asks again: it is about to end, and its exit code says why.
+    """
     woken, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     asked = []
@@ -41,7 +44,7 @@ def signals_as_bytes() -> Iterator[int]:
     finally:
         signal.set_wakeup_fd(old)
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if asked and number in _ENDING else handler)
         os.close(woken)
         os.close(waker)
 
