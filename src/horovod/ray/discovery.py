@@ -13,16 +13,16 @@ import ray
 from horovod.core.wording import tell
 from horovod.elastic.drive.discovery import HostDiscovery
 
-__all__ = ["ChangingNodes", "NodeDiscovery"]
+__all__ = ["RayHostDiscovery", "TestDiscovery"]
 
 
-class NodeDiscovery(HostDiscovery):
-    """The living nodes by address, each with as many slots as its CPUs, and GPUs, suffice for."""
+class RayHostDiscovery(HostDiscovery):
+    """The living nodes by address, with a slot for each worker that their CPUs, and GPUs, suffice for."""
 
-    def __init__(self, use_gpu: bool, cpus: float, gpus: float | None) -> None:
+    def __init__(self, use_gpu: bool = False, cpus_per_worker: float = 1, gpus_per_worker: float | None = 1) -> None:
         self.use_gpu = use_gpu
-        self.cpus = cpus
-        self.gpus = gpus or 1
+        self.cpus = cpus_per_worker
+        self.gpus = gpus_per_worker or 1
 
     def find_available_hosts_and_slots(self) -> dict[str, int]:
         slots: Counter[str] = Counter()
@@ -36,29 +36,31 @@ class NodeDiscovery(HostDiscovery):
         return {host: count for host, count in slots.items() if count}
 
 
-class ChangingNodes(NodeDiscovery):
-    """For tests: of the living nodes, some of `min_hosts` to `max_hosts`; one comes or goes after `change_frequency_s`.
+class TestDiscovery(RayHostDiscovery):
+    """For tests of elastic scripts: some of the living nodes, of which one comes or goes after `change_frequency_s`.
 
-    `graceful` has no effect: a worker of a node that goes is always told to stop first.
+    There are `min_hosts` to `max_hosts`. `_graceful` has no effect: a worker of a node that goes is always told to stop
+    first.
     """
+
+    __test__ = False  # for pytest
 
     def __init__(
         self,
         min_hosts: int,
         max_hosts: int,
         change_frequency_s: float,
-        use_gpu: bool,
-        cpus: float,
-        gpus: float | None,
-        verbose: bool,
-        graceful: bool,
+        use_gpu: bool = False,
+        cpus_per_worker: float = 1,
+        gpus_per_worker: float | None = 1,
+        verbose: bool = True,
+        _graceful: bool = True,
     ) -> None:
-        super().__init__(use_gpu, cpus, gpus)
+        super().__init__(use_gpu, cpus_per_worker, gpus_per_worker)
         self.min_hosts = min_hosts
         self.max_hosts = max_hosts
         self.change_frequency_s = change_frequency_s
         self.verbose = verbose
-        self.graceful = graceful
         self._there: set[str] = set()
         self._next_at = 0.0
 

@@ -18,7 +18,7 @@ from typing import Any
 import ray
 
 from horovod.core import tracebacks
-from horovod.ray.discovery import ChangingNodes, NodeDiscovery
+from horovod.ray import discovery
 from horovod.ray.elastic_v2 import ElasticAdapter
 from horovod.ray.utils import setting_of
 from horovod.runner.elastic.settings import ElasticSettings
@@ -26,17 +26,15 @@ from horovod.runner.elastic.settings import ElasticSettings
 __all__ = ["ElasticRayExecutor", "RayHostDiscovery", "TestDiscovery"]
 
 
-class RayHostDiscovery(NodeDiscovery):
+class RayHostDiscovery(discovery.RayHostDiscovery):
     """The nodes of the cluster, with a slot for each worker that fits."""
 
     def __init__(self, use_gpu: bool = False, cpus_per_slot: int = 1, gpus_per_slot: int = 1) -> None:
         super().__init__(use_gpu, cpus_per_slot, gpus_per_slot)
 
 
-class TestDiscovery(ChangingNodes, RayHostDiscovery):
+class TestDiscovery(discovery.TestDiscovery, RayHostDiscovery):
     """Nodes that come and go, for tests of elastic scripts."""
-
-    __test__ = False  # for pytest
 
     def __init__(
         self,
@@ -49,8 +47,8 @@ class TestDiscovery(ChangingNodes, RayHostDiscovery):
         verbose: bool = True,
         _graceful: bool = True,
     ) -> None:
-        ChangingNodes.__init__(
-            self, min_hosts, max_hosts, change_frequency_s, use_gpu, cpus_per_slot, gpus_per_slot, verbose, _graceful
+        super().__init__(
+            min_hosts, max_hosts, change_frequency_s, use_gpu, cpus_per_slot, gpus_per_slot, verbose, _graceful
         )
 
 

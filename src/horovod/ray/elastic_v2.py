@@ -8,47 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 from horovod.ray.adapter import Adapter, BaseParams
-from horovod.ray.discovery import ChangingNodes, NodeDiscovery
+from horovod.ray.discovery import RayHostDiscovery, TestDiscovery
 from horovod.ray.elastic_run import ElasticRun, Plan
 from horovod.ray.utils import logged_to, packed, setting_of
 
 __all__ = ["ElasticAdapter", "ElasticParams", "RayHostDiscovery", "TestDiscovery"]
-
-
-class RayHostDiscovery(NodeDiscovery):
-    """The nodes of the cluster, with a slot for each worker that fits."""
-
-    def __init__(self, use_gpu: bool = False, cpus_per_worker: int = 1, gpus_per_worker: int = 1) -> None:
-        super().__init__(use_gpu, cpus_per_worker, gpus_per_worker)
-
-
-class TestDiscovery(ChangingNodes, RayHostDiscovery):
-    """Nodes that come and go, for tests of elastic scripts."""
-
-    __test__ = False  # for pytest
-
-    def __init__(
-        self,
-        min_hosts: int,
-        max_hosts: int,
-        change_frequency_s: float,
-        use_gpu: bool = False,
-        cpus_per_worker: int = 1,
-        gpus_per_worker: int = 1,
-        verbose: bool = True,
-        _graceful: bool = True,
-    ) -> None:
-        ChangingNodes.__init__(
-            self,
-            min_hosts,
-            max_hosts,
-            change_frequency_s,
-            use_gpu,
-            cpus_per_worker,
-            gpus_per_worker,
-            verbose,
-            _graceful,
-        )
 
 
 @dataclasses.dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import select
 import socket
 import threading
@@ -320,21 +321,15 @@ class Rendezvous:
 
     def _exchange(self, request: dict[str, Any], deadline: float) -> Any:
         """The answer, or the error that came instead."""
-        answers: list[Any] = []
-        answered = threading.Event()
-
-        def take(answer: Any) -> None:
-            answers.append(answer)
-            answered.set()
-
+        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         connection = self._connected(deadline)
-        number = connection.ask(request, deadline, take)
+        number = connection.ask(request, deadline, answers.put)
         try:
-            if not answered.wait(max(0.0, deadline - time.monotonic())):
-                raise NoAnswerError(f"{self._where()} did not answer in time")
+            return answers.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            raise NoAnswerError(f"{self._where()} did not answer in time") from None
         finally:
             connection.forget(number)
-        return answers[0]
 
     def _connected(self, deadline: float) -> _Connection:
         with self._lock:
@@ -354,8 +349,7 @@ class Rendezvous:
         while True:
             try:
                 connection = connected(self.address, self.port, max(0.01, deadline - time.monotonic()))
-                peer = f"{self._where()}"
-                return authenticate_client(connection, self._secret, PURPOSE, deadline, peer)
+                return authenticate_client(connection, self._secret, PURPOSE, deadline, self._where())
             except (AuthenticationError, ProtocolError):
                 raise
             except OSError as error:

@@ -12,7 +12,7 @@ the connection has joined the others.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import math
 import os
 import selectors
 import socket
@@ -23,21 +23,13 @@ from typing import Any
 from horovod.world import network
 from horovod.world.channel import Channel, ChannelError, Listener, MessageError, Unpacker, pack
 from horovod.world.rendezvous import PURPOSE
-from horovod.world.rendezvous_store import Store, Wait, WorkerListener
+from horovod.world.rendezvous_store import Store, Wait
 
 __all__ = ["RendezvousServer"]
 
 _READ_BYTES = 1 << 16
 # A peer that has no such connection answers at once that it has none; one that is only out of reach has minutes.
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 20, socket.TCP_KEEPINTVL: 30, socket.TCP_KEEPCNT: 10}
-
-
-@dataclasses.dataclass
-class _Starting:
-    """A rank between the requests `enter` and `started`. `end`: how it will have ended if its connection ends."""
-
-    rank: int
-    end: str
 
 
 class _Connection:
@@ -51,10 +43,11 @@ class _Connection:
         self.unpacker = Unpacker(peer)
         self.unsent = bytearray()
         self.waits: list[Wait] = []
-        self.starting: _Starting | None = None  # who is in init at the other end
+        self.starting: int | None = None  # the rank that is in init at the other end: between `enter` and `started`
+        self.end = ""  # how that rank will have ended if this connection ends
 
 
-class RendezvousServer:
+class RendezvousServer(Store):
     """Listens on `address` at a free port from construction to `close`. All methods may be called from any thread.
 
     `notices_ends`: a rank whose connection ends in init is gone; only the server can notice. Children that this process
@@ -69,10 +62,9 @@ class RendezvousServer:
         notices_ends: bool = False,
         handshake_timeout_s: float = 10.0,
     ) -> None:
-        self._store = Store()
+        super().__init__()
         self._notices_ends = notices_ends
-        self._lock = threading.Lock()  # guards the store and what is below
-        self._starting: set[_Connection] = set()  # of ranks that are in init
+        # The store's lock guards all that follows.
         self._unstarted: set[int] = set()  # ranks that have left init without a start
         self._start_is_over = threading.Condition(self._lock)
         self._new: list[Channel] = []
@@ -94,99 +86,20 @@ class RendezvousServer:
         """How many connections could not prove the secret."""
         return self._listener.refused
 
-    def put(self, key: str, value: Any) -> None:
-        with self._lock:
-            self._store.put(key, value)
-        self._wake()
-
-    def get(self, key: str) -> Any:
-        """The value, or None; does not wait."""
-        with self._lock:
-            return self._store.get(key)
-
-    def compare_and_set(self, key: str, value: Any) -> Any:
-        """Stores `value` if the key is new; returns the value that stands then."""
-        with self._lock:
-            standing = self._store.compare_and_set(key, value)
-        self._wake()
-        return standing
-
-    def failure(self) -> dict[str, Any] | None:
-        """The recorded cause of the newest generation that any rank has entered, if there is one."""
-        with self._lock:
-            record = self._store.get(f"failure/{self._store.generation}")
-        return record if isinstance(record, dict) else None
-
-    def rejoined(self, size: int) -> dict[str, Any] | None:
-        """The recorded cause of the generation before, if it is a rank that left it and has begun a new one alone."""
-        with self._lock:
-            record = self._store.get(f"failure/{self._store.generation - 1}")
-            entered = self._store.entered()
-        if not isinstance(record, dict) or record.get("code") != "RANK_LEFT" or len(entered) == size:
-            return None
-        return record if record.get("rank") in entered else None
-
-    def entered(self) -> list[int]:
-        """The ranks that have entered the newest generation, in order."""
-        with self._lock:
-            return self._store.entered()
-
-    def record_failure(self, rank: int, text: str) -> None:
-        """The launcher's own word about the newest generation, unless a rank was faster."""
-        with self._lock:
-            key = f"failure/{self._store.generation}"
-        self.compare_and_set(key, {"rank": rank, "code": "RANK_LOST", "text": text})
-
-    def gone(self, rank: int, text: str) -> None:
-        """A rank has ended or stopped: see Store.gone."""
-        with self._lock:
-            self._store.gone(rank, text)
-        self._wake()
-
     def in_init(self) -> set[int]:
         """The ranks that are in init, or have left it without a start: these may still be saying why."""
         with self._lock:
-            return {one.starting.rank for one in self._starting if one.starting is not None} | self._unstarted
-
-    def assign(self, places: list[dict[str, Any]]) -> None:
-        """Sets the place that each rank is told from now on: see Store.assign."""
-        with self._lock:
-            self._store.assign(places)
-
-    def listen(self, listener: WorkerListener) -> None:
-        """Has the words of an elastic job's workers told to `listener`, on this server's thread: see Store.listen."""
-        with self._lock:
-            self._store.listen(listener)
-
-    def lead(self, generation: int, places: list[dict[str, Any]]) -> None:
-        """Opens a generation that the launcher has made: see Store.lead."""
-        with self._lock:
-            self._store.lead(generation, places)
-
-    def tell(self, worker: int, word: Any) -> None:
-        """Sends a word to a worker: see Store.tell."""
-        with self._lock:
-            self._store.tell(worker, word)
-        self._wake()
-
-    def forget_worker(self, worker: int) -> None:
-        """The worker has ended."""
-        with self._lock:
-            self._store.forget_worker(worker)
+            return self._starting() | self._unstarted
 
     def wait_for_starts(self, timeout_s: float) -> None:
         """Returns when no rank is in init any more: each has started, or heard why it cannot; or the time is up."""
         with self._start_is_over:
-            self._start_is_over.wait_for(lambda: not self._starting, timeout_s)
+            self._start_is_over.wait_for(lambda: not self._starting(), timeout_s)
 
     def statuses(self) -> dict[str, Any]:
-        """Returns the statuses of all ranks: Statuses.view, with all pages in one."""
+        """Returns the statuses of all ranks: Statuses.view, all on one page."""
         with self._lock:
-            whole = page = self._store.statuses.view(0, time.monotonic())
-            while "next" in page:
-                page = self._store.statuses.view(page["next"], time.monotonic())
-                whole["ranks"].update(page["ranks"])
-            return whole
+            return self._statuses.view(0, time.monotonic(), math.inf)
 
     def close(self) -> None:
         """Idempotent."""
@@ -201,10 +114,13 @@ class RendezvousServer:
         os.close(self._woken)
         os.close(self._waker)
 
+    def _starting(self) -> set[int]:
+        """The caller holds the lock."""
+        return {one.starting for one in self._connections if one.starting is not None}
+
     def _join(self, channel: Channel) -> None:
         """On the thread of the handshake."""
-        peer = channel.peer
-        taken = Channel(channel.detach(), peer)
+        taken = Channel(channel.detach(), channel.peer)
         with self._lock:
             self._new.append(taken)
         self._wake()
@@ -218,7 +134,7 @@ class RendezvousServer:
     def _serve(self) -> None:
         while True:
             with self._lock:
-                next_s = self._store.expire(time.monotonic())
+                next_s = self.expire(time.monotonic())
                 new, self._new = self._new, []
                 answered, self._answered = self._answered, []
                 closing = self._closing
@@ -246,7 +162,8 @@ class RendezvousServer:
         connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _KEEPALIVE.items():
             connection.socket.setsockopt(socket.IPPROTO_TCP, option, value)
-        self._connections.add(connection)
+        with self._lock:
+            self._connections.add(connection)
         self._selector.register(connection.socket, selectors.EVENT_READ, connection)
 
     def _receive(self, connection: _Connection) -> None:
@@ -271,16 +188,15 @@ class RendezvousServer:
         number = {"id": request["id"]} if isinstance(request, dict) and isinstance(request.get("id"), int) else {}
 
         def reply(answer: dict[str, Any]) -> None:
-            _follow_start(connection, request, answer)
-            self._count(connection)
+            self._follow_start(connection, request, answer)
             try:
                 connection.unsent += pack({**answer, **number}, connection.unpacker.peer)
             except MessageError as error:
                 connection.unsent += pack({"error": str(error), **number}, connection.unpacker.peer)
             self._answered.append(connection)
+            self._wake()
 
-        with self._lock:
-            wait = self._store.ask(request, time.monotonic(), reply)
+        wait = self.ask(request, time.monotonic(), reply)
         if wait is not None:
             connection.waits = [known for known in connection.waits if not known.over] + [wait]
 
@@ -305,35 +221,25 @@ class RendezvousServer:
         with self._lock:
             for wait in connection.waits:
                 wait.cancel()
-            if self._notices_ends and not self._closing and connection.starting is not None:
-                self._store.gone(connection.starting.rank, connection.starting.end)
-                self._wake()
+            self._connections.discard(connection)
             if connection.starting is not None:
-                self._unstarted.add(connection.starting.rank)
-            self._starting.discard(connection)
+                self._unstarted.add(connection.starting)
+                if self._notices_ends and not self._closing:
+                    self.gone(connection.starting, connection.end)
             self._start_is_over.notify_all()
-        self._connections.discard(connection)
         self._selector.unregister(connection.socket)
         connection.socket.close()
 
-    def _count(self, connection: _Connection) -> None:
-        """The caller holds the lock."""
-        if connection.starting is not None:
-            self._starting.add(connection)
-            self._unstarted.discard(connection.starting.rank)
-        elif connection in self._starting:
-            self._starting.remove(connection)
-            self._start_is_over.notify_all()
-
-
-def _follow_start(connection: _Connection, request: Any, answer: dict[str, Any]) -> None:
-    """Follows a rank's start by its requests. A second process of the same rank has no start."""
-    match request, answer:
-        case {"op": "enter", "rank": rank}, {"entry": entry} if "other" not in entry:
-            who = request.get("who")
-            process = f" (process {who.get('pid')} on {who.get('machine')})" if isinstance(who, dict) else ""
-            connection.starting = _Starting(rank, f"rank {rank}{process} ended in init")
-        case {"op": "abandon", "why": str(why)}, {} if connection.starting is not None and why:
-            connection.starting.end = f"rank {connection.starting.rank} gave up: {why}"
-        case {"op": "started"}, _:
-            connection.starting = None
+    def _follow_start(self, connection: _Connection, request: Any, answer: dict[str, Any]) -> None:
+        """Follows a rank's start by its requests. A second process of the same rank has no start."""
+        match request, answer:
+            case {"op": "enter", "rank": rank}, {"entry": entry} if "other" not in entry:
+                who = request.get("who")
+                process = f" (process {who.get('pid')} on {who.get('machine')})" if isinstance(who, dict) else ""
+                connection.starting, connection.end = rank, f"rank {rank}{process} ended in init"
+            case {"op": "abandon", "why": str(why)}, {} if connection.starting is not None and why:
+                connection.end = f"rank {connection.starting} gave up: {why}"
+            case {"op": "started"}, _ if connection.starting is not None:
+                self._unstarted.discard(connection.starting)
+                connection.starting = None
+                self._start_is_over.notify_all()

@@ -2,7 +2,7 @@
 """The statuses of a job's ranks, and what is asked of the ranks.
 
 Each rank sends its status about once a second to the job's rendezvous (core/telemetry/status.py). `horovodrun top` and
-the summary at the end read them there (launcher/watch/). Pure, as rendezvous_store.py, whose part this is.
+the summary at the end read them there (launcher/watch/). Pure, as the store, which holds it (rendezvous_store.py).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Statuses:
             answer["stacks"] = self._stacks_wanted
         return answer
 
-    def view(self, first: int, now_s: float) -> dict[str, Any]:
+    def view(self, first: int, now_s: float, page_bytes: float = _PAGE_BYTES) -> dict[str, Any]:
         """The statuses of the ranks from `first` on, a page. `next`: where the next page begins, if there is one."""
         answer: dict[str, Any] = {"generation": self.generation, "size": self._size, "ranks": {}}
         if first == 0:
@@ -81,7 +81,7 @@ class Statuses:
                 "before": {name: value for name, value in known.before[1].items() if name != "stacks"},
             }
             length += len(json.dumps(row))
-            if length > _PAGE_BYTES and answer["ranks"]:
+            if length > page_bytes and answer["ranks"]:
                 answer["next"] = rank
                 break
             answer["ranks"][str(rank)] = row

@@ -12,7 +12,7 @@ from horovod.world.channel import ChannelError, MessageError
 from horovod.world.rendezvous import RankGone, Rendezvous, _Connection
 
 MEASURED = {
-    "horovod/world/rendezvous_store.py": ["Store"],
+    "horovod/world/rendezvous_store.py": ["Store", "_Worker"],
     "horovod/world/rendezvous.py": [
         "Rendezvous.put",
         "Rendezvous.compare_and_set",
@@ -92,13 +92,17 @@ def _serve(peer: _Peer) -> None:
                 store.assign([{"local_rank": rank} for rank in range(asked % 4)])
             if asked % 13 == 0 and waits:
                 waits[-1].cancel()
+            if asked % 6 == 0:
+                store.record_failure(asked % 3, "it was lost")
+                assert isinstance(store.failure(), dict | None)
+                assert isinstance(store.rejoined(asked % 3), dict | None)
             if asked % 8 == 0 and peer.is_elastic:
-                store.lead(store.generation + 1, [{"local_rank": 0}])
+                store.lead(store._generation + 1, [{"local_rank": 0}])
                 store.forget_worker(asked % 3)
     except ChannelError:
         pass
     assert store.get("no key that JSON can hold: \0") is None
-    assert store.generation <= asked
+    assert store._generation <= asked
     store.expire(float("inf"))
     assert all(wait.over for wait in waits), "a wait was never answered"
 

@@ -93,8 +93,8 @@ import os, time
 from horovod.world import rendezvous_server
 send = rendezvous_server.RendezvousServer._send
 def late(self, connection):
-    judged = any(key.endswith("/digest") for key in self._store._values)
-    if judged and connection.starting is not None and connection.starting.rank == 2:
+    judged = any(key.endswith("/digest") for key in self._values)
+    if judged and connection.starting == 2:
         rendezvous_server.RendezvousServer._send = send
         time.sleep(1.5)  # a thread that gets no processor for so long
     send(self, connection)
@@ -178,7 +178,7 @@ def test_a_child_of_rank_0_does_not_hide_its_end(folder: Folder, when: str) -> N
         "import os, signal, sys, time, horovod.core as hvd; from horovod.world.launchers import job; hvd.init()\n"
         "rank = hvd.rank(); hvd.barrier(); hvd.shutdown()\n"
         "if rank == 0:\n"
-        "    while 'while' in sys.argv[1] and len(job._jobs[0][1].server._store._entered) != 3: time.sleep(0.01)\n"
+        "    while 'while' in sys.argv[1] and len(job._jobs[0][1].server._entered) != 3: time.sleep(0.01)\n"
         "    child = os.fork()\n"
         "    if child == 0: os.close(1); os.close(2); signal.alarm(60); signal.pause()\n"
         "    print(child, flush=True); os.kill(os.getpid(), signal.SIGKILL)\n"

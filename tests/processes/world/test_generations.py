@@ -38,13 +38,13 @@ def test_the_launchers_word_about_a_place_stands_over_the_environment() -> None:
 def test_a_rank_has_one_connection_to_the_rendezvous_in_its_start_and_after_it() -> None:
     counts: list[int] = []
     with World(2) as world:
-        answer = world.rendezvous._store.ask
+        answer = world.rendezvous.ask
 
         def ask(request: Any, now_s: float, reply: Any) -> Any:
             counts.append(len(world.rendezvous._connections))
             return answer(request, now_s, reply)
 
-        world.rendezvous._store.ask = ask  # type: ignore[method-assign]
+        world.rendezvous.ask = ask  # type: ignore[method-assign]
         world.run(generation)
     assert max(counts) == 2, "a rank has a second connection"
     assert len(counts) <= 2 * 8  # requests of two ranks

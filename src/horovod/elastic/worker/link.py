@@ -2,7 +2,7 @@
 """A worker's session with the driver (session.py): one connection for life, and what init does in an elastic job.
 
 A thread hears what the driver says. What this worker says is repeated until the launcher has it; the numbers of words
-make sure that each counts once (world/mailboxes.py). If the launcher is gone, its agent ends this process.
+make sure that each counts once (world/rendezvous_store.py). If the launcher is gone, its agent ends this process.
 """
 
 from __future__ import annotations

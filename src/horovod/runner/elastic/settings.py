@@ -3,59 +3,41 @@
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from typing import Any, ClassVar
 
 from horovod.elastic.drive.discovery import HostDiscovery
 
 __all__ = ["ElasticSettings"]
 
-# The attributes of Horovod's settings of any job, with their defaults.
-_OF_ANY_JOB: dict[str, Any] = {
-    "num_proc": None,
-    "verbose": 0,
-    "ssh_port": None,
-    "ssh_identity_file": None,
-    "extra_mpi_args": None,
-    "tcp_flag": None,
-    "binding_args": None,
-    "key": None,
-    "start_timeout": None,
-    "output_filename": None,
-    "run_func_mode": None,
-    "nics": None,
-    "prefix_output_with_timestamp": False,
-}
 
-
+@dataclasses.dataclass(eq=False, repr=False)  # `key` is a secret
 class ElasticSettings:
-    """The settings of an elastic job, as attributes. What is pickled has no discovery: it stays with the launcher.
+    """The settings of an elastic job, as attributes. What is pickled has no discovery: it stays with the launcher."""
 
-    Raises TypeError for a keyword that Horovod does not have.
-    """
+    elastic: ClassVar[bool] = True
 
-    elastic = True
-
-    def __init__(
-        self,
-        discovery: HostDiscovery | None,
-        min_num_proc: int | None,
-        max_num_proc: int | None,
-        elastic_timeout: float | None,
-        reset_limit: int | None,
-        cooldown_range: tuple[int, int] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        unknown = sorted(set(kwargs) - set(_OF_ANY_JOB))
-        if unknown:
-            raise TypeError(f"ElasticSettings got an unexpected keyword argument {unknown[0]!r}")
-        for name, value in {**_OF_ANY_JOB, **kwargs}.items():
-            setattr(self, name, value)
-        self.discovery = discovery
-        self.min_num_proc = min_num_proc
-        self.max_num_proc = max_num_proc
-        self.elastic_timeout = elastic_timeout
-        self.reset_limit = reset_limit
-        self.cooldown_range = cooldown_range
+    discovery: HostDiscovery | None
+    min_num_proc: int | None
+    max_num_proc: int | None
+    elastic_timeout: float | None
+    reset_limit: int | None
+    cooldown_range: tuple[int, int] | None = None
+    # The attributes of Horovod's settings of any job.
+    _: dataclasses.KW_ONLY
+    num_proc: Any = None
+    verbose: Any = 0
+    ssh_port: Any = None
+    ssh_identity_file: Any = None
+    extra_mpi_args: Any = None
+    tcp_flag: Any = None
+    binding_args: Any = None
+    key: Any = None
+    start_timeout: Any = None
+    output_filename: Any = None
+    run_func_mode: Any = None
+    nics: Any = None
+    prefix_output_with_timestamp: Any = False
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "discovery": None}
