@@ -20,6 +20,7 @@
 #include <system_error>
 #include <utility>
 
+#include "platform/clock.h"
 #include "platform/fault_point.h"
 #include "platform/sign_of_life.h"
 
@@ -27,9 +28,9 @@ namespace hvd {
 
 namespace {
 
-constexpr int kTries = 40;  // with a yield between, before sleeping in poll
 // With more than this under way, a try asks poll before the sockets: one system call rather than two for each link.
 constexpr size_t kManyBytes = size_t{64} << 10;
+constexpr uint64_t kLongSleepNs = 100000;          // longer than all tries take
 constexpr int kSliceMs = 100;                      // the longest sleep without a look at the interrupt
 constexpr uint64_t kRoundTrips = 4;                // that a peer may be silent for: a lost packet takes two or three
 constexpr uint64_t kAskMs = 1500;                  // the kernel asks an idle peer once a second at most
@@ -342,10 +343,14 @@ Status TcpMesh::advance(std::vector<Arrival>* arrivals) {
   report_empty(arrivals);
   bool moved = !arrivals->empty();
   fault_point("tcp");
-  for (int spins = 0;;) {
+  const bool has_much = pending_bytes_ > kManyBytes;
+  for (int spins = has_much ? kTries - tries_ : 0;;) {
     if (!opening_.empty() || !failed_.ok()) HVD_RETURN_IF_ERROR(take_opened());
     HVD_RETURN_IF_ERROR(move_all(arrivals, &moved));
-    if (moved) return Status();
+    if (moved) {
+      if (has_much && spins < kTries) tries_ = std::min(kTries, 2 * tries_);
+      return Status();
+    }
     if (interrupt_.raised()) return interrupted();
     bool ready = false;
     while (!ready && spins++ < kTries) {
@@ -354,7 +359,9 @@ Status TcpMesh::advance(std::vector<Arrival>* arrivals) {
       if (pending_bytes_ > kManyBytes) HVD_RETURN_IF_ERROR(poll_links(0, &ready));
     }
     if (!ready) {
+      const uint64_t since_ns = now_ns();
       HVD_RETURN_IF_ERROR(poll_links(kSliceMs, &ready));
+      if (has_much && now_ns() - since_ns > kLongSleepNs) tries_ = std::max(1, tries_ / 2);
       if (!ready) HVD_RETURN_IF_ERROR(check_links());
     }
   }

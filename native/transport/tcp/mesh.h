@@ -63,6 +63,7 @@ class TcpMesh final : public Mesh {
   Status move(std::vector<Arrival>* arrivals) override;
 
  private:
+  static constexpr int kTries = 40;  // with a yield between, before sleeping in poll
   struct Outgoing {
     const std::byte* data;
     size_t bytes;
@@ -113,6 +114,7 @@ class TcpMesh final : public Mesh {
   bool leaves_machine_ = false;  // some link does
   int last_turn_peer_ = 0;
   size_t pending_bytes_ = 0;  // of what is pending
+  int tries_ = kTries;        // while it is much: half as many after a long sleep, as all of them fail on a slow link
   std::vector<int> opening_;  // peers whose links are used, but not open
   Status failed_;             // why no link can be opened; advance() says so
   std::vector<pollfd> polled_;

@@ -45,6 +45,8 @@ def test_a_placement_is_one_file_and_one_row(tmp_path: Path) -> None:
     done = run_job(tmp_path, "-np", "2", "-H", "nowhere:2", python("print(os.environ['HOROVOD_HOSTNAME'])"), env=paths)
     assert (done.code, sorted(done.stdout.splitlines())) == (0, ["[0]<stdout>:nowhere", "[1]<stdout>:nowhere"]), done
     # Without the row it is the name of another machine.
-    assert "nowhere cannot be reached by ssh" in run_job(tmp_path, "-np", "2", "-H", "nowhere:2", "ls").stderr
+    assert (
+        "nowhere cannot be reached" in run_job(tmp_path, "-np", "2", "-H", "nowhere:2", "ls").stderr
+    )  # ssh may be missing
     bare = run_job(tmp_path, "-np", "2", "-H", "nowhere:2", sys.executable, env={"PATH": str(tmp_path)})
     assert "nowhere cannot be reached: ssh is not installed here, or not on PATH\n    hint: install ssh" in bare.stderr
