@@ -69,7 +69,7 @@ def seconds_of_descendants() -> dict[int, float]:
 
 
 def _waited_for_a_core_s(pid: str) -> float:
-    statistics = [path for path in Path(f"/proc/{pid}/task").glob("*/schedstat")]  # not every kernel has them
+    statistics = list(Path(f"/proc/{pid}/task").glob("*/schedstat"))  # not every kernel has them
     return sum(int(path.read_text().split()[1]) for path in statistics) / 1e9
 
 

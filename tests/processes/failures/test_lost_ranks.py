@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from support.extent import SLACK_S
 from support.jobs import python, run_job, shared_memory_files, wait_until_shared_memory_is_as
+from support.namespaces import needs_unshare
 from support.patience import wait_until
 from support.world import World, shut_down_alone
 
@@ -188,7 +189,7 @@ except RankLostError as error:
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="not run: PID namespaces need root")
+@needs_unshare("--pid", "--fork", "--kill-child")
 def test_a_death_in_another_pid_namespace_is_seen(tmp_path: Path) -> None:
     """As of ranks in containers of one host, which may all have the same number."""
     command = ["unshare", "--pid", "--fork", "--kill-child", *python(IN_NAMESPACES)]

@@ -13,21 +13,26 @@ from pathlib import Path
 import pytest
 from support.extent import SLACK_S
 from support.jobs import Job, run_job
-
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not run: needs root")
+from support.namespaces import needs_unshare
 
 SUM = (
     "import os, numpy as np, horovod.core as hvd; hvd.init()\n"
     "os.write(1, b'sum %d\\n' % hvd.allreduce(np.ones(1), op=hvd.Sum)[0])\n"
 )
-OWN_PIDS = ["unshare", "--pid", "--fork", "--mount-proc"]
-OWN_USER = ["unshare", "--user", "--map-root-user"]
+PIDS, USER = ("--pid", "--fork", "--mount-proc"), ("--user", "--map-root-user")
 # Rank 0 stays where horovodrun is.
 ONE_OF_TWO = ["sh", "-c", '[ "$HOROVOD_RANK" = 0 ] || exec unshare --pid --fork --mount-proc "$@"; exec "$@"', "sh"]
 
 
 @pytest.mark.parametrize("transport", ["auto", "tcp"])
-@pytest.mark.parametrize("wrapper", [OWN_PIDS, OWN_USER, ONE_OF_TWO], ids=["pids", "user", "one of two"])
+@pytest.mark.parametrize(
+    "wrapper",
+    [
+        pytest.param(["unshare", *PIDS], marks=needs_unshare(*PIDS), id="pids"),
+        pytest.param(["unshare", *USER], marks=needs_unshare(*USER), id="user"),
+        pytest.param(ONE_OF_TWO, marks=needs_unshare(*PIDS), id="one of two"),
+    ],
+)
 def test_ranks_in_namespaces_of_their_own_meet(tmp_path: Path, wrapper: list[str], transport: str) -> None:
     env = {"HOROVOD_TRANSPORT": transport}
     done = run_job(tmp_path, "-np", "2", [*wrapper, sys.executable, "-c", SUM], env=env)
@@ -46,6 +51,7 @@ except hvd.HorovodInternalError as error:
 """
 
 
+@needs_unshare(*PIDS)
 def test_a_rank_that_is_killed_in_a_pid_namespace_of_its_own_is_noticed_at_once(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(LIVES.replace("hvd.HorovodInternalError", "RuntimeError"))
     with Job(tmp_path, "-np", "2", [*ONE_OF_TWO, sys.executable, "train.py"]) as job:
