@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the checks of optimizers share: how steps are counted, and how small values and texts reach all ranks.
+"""Counts steps, and brings small values and texts to all ranks: for the checks of optimizers.
 
 All messages are allreduces: a rank that has joined takes part in no other operation, and gives zeros.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ranks tell each other after their gradients (step 2 of a gradient's way): 24 bytes.
+"""Tells the ranks of each other's options and gradients by 24 bytes after a step (step 2 of a gradient's way).
 
 Three mistakes show in no loss curve soon: options, such as the learning rate, that one rank alone changes; ranks that
 train on the same rows; a gradient that is not finite on one rank, and on all of them after the reduction. The bytes
@@ -12,6 +12,7 @@ one something else, then some bit is set in both results.
 from __future__ import annotations
 
 import json
+import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from horovod.core import context as contexts
+from horovod.core import native
 from horovod.core.arrays import collectives
 from horovod.core.exceptions import MismatchError
 from horovod.core.native import BitOr
@@ -28,12 +30,13 @@ from horovod.core.tracebacks import warn
 from horovod.core.wording import quoted
 from horovod.gradients.among_ranks import Steps, listed, texts_of_all
 
-__all__ = ["StepCheck", "floats_of", "sampled", "step_check"]
+__all__ = ["EACH_UNTIL", "EVERY", "Options", "StepCheck", "floats_of", "sampled", "step_check"]
 
 Options = Callable[[], Iterable[tuple[str, Any]]]
 
-_EACH_UNTIL, _EVERY = 128, 32  # the steps whose options are compared
+EACH_UNTIL, EVERY = 128, 32  # the steps whose options are compared
 _SAMPLED_STEPS = 8
+_LEAVE_TIMEOUT_MS = 5000
 _SAMPLE = 16  # elements of a gradient
 # Successive gradients of one batch change smoothly, those of different batches do not: of independent numbers the
 # second differences are 3 times the first ones (by their squares).
@@ -72,13 +75,14 @@ class StepCheck:
     """The checks of one optimizer or tape.
 
     A step is begin(), see() for each gradient of this rank, and end(). `name`: as of a reduction, equal on
-    all ranks; `label`: what texts call it.
+    all ranks; `label`: what texts call it. `warn`: how a warning is given.
     """
 
-    def __init__(self, name: str, label: str, process_set: ProcessSet) -> None:
-        self._name = f"step_check.{name}"
+    def __init__(self, name: str, label: str, process_set: ProcessSet, warn: Callable[[str], None] = warn) -> None:
+        self._name = f"step_check.{name.replace('/list-', '.')}"  # the mark of gradients
         self._label = label
         self._process_set = process_set
+        self._warn = warn
         self._steps = Steps(process_set)
         self._step = 0
         self._words = np.zeros(6, np.uint32)
@@ -90,12 +94,17 @@ class StepCheck:
         self._samples: list[tuple[str, Any]] = []
         self._odd: list[str] = []  # this rank's gradients that are not finite
         self.is_due = self.takes_samples = self.looks_for_nan = False
+        _living.add(self)
 
-    def begin(self) -> bool:
-        """A step begins, or begins again. Whether something is to be compared in it: the same on all ranks."""
+    def begin(self, number: int | None = None) -> bool:
+        """A step begins, or begins again. Whether something is to be compared in it: the same on all ranks.
+
+        number: of the step, from 0, if another count than of these calls is meant.
+        """
         self.is_due = self.takes_samples = self.looks_for_nan = False
         self._samples, self._odd = [], []
         step = self._steps.begin()
+        step = step if step is None or number is None else number
         if step is None or self._steps.settings.profile:  # with profile, the ranks train apart
             return False
         settings = self._steps.settings
@@ -107,16 +116,19 @@ class StepCheck:
         self._step = step
         self.looks_for_nan = settings.finite_check != "off"
         self.takes_samples = self._watches_rows
-        of_options = settings.replica_check_steps > 0 and (step < _EACH_UNTIL or step % _EVERY == 0)
+        of_options = settings.replica_check_steps > 0 and (step < EACH_UNTIL or step % EVERY == 0)
         self.is_due = of_options or self.takes_samples or self.looks_for_nan
         return self.is_due
 
-    def see(self, name: str, sample: Callable[[], Any], is_finite: Callable[[], bool]) -> None:
-        """A gradient of this rank, before its reduction. sample(): a few elements; None if they cannot be known."""
+    def see(self, name: str, sample: Callable[[], Any], is_finite: Callable[[], bool], label: str = "") -> None:
+        """A gradient of this rank, before its reduction. sample(): a few elements; None if they cannot be known.
+
+        label: what texts call it, if not by its name, which is equal on all ranks.
+        """
         if self.takes_samples:
             self._samples.append((name, sample()))
         if self.looks_for_nan and not is_finite():
-            self._odd.append(name)
+            self._odd.append(label or name)
 
     def end(self, options: Options | None) -> None:
         """The gradients of the step are reduced: sends what is due, and judges what was sent before.
@@ -145,6 +157,17 @@ class StepCheck:
         if self.looks_for_nan or self._steps.settings.replica_check == "error":  # before the gradients are used
             self._judge()
 
+    def complete(self) -> None:
+        """Judges what was sent last, unless the other ranks do not come, or the generation is over."""
+        operation = self._operation
+        if operation is None or operation.context is not contexts.current():
+            return
+        code = operation.context.wait(
+            operation.context.argument, operation.handle, _LEAVE_TIMEOUT_MS, native.scratch.status_argument
+        )
+        if code == native.OK:
+            self._judge()
+
     def _judge(self) -> None:
         operation, self._operation = self._operation, None
         if operation is None:
@@ -163,7 +186,7 @@ class StepCheck:
 
     def _put_samples(self) -> None:
         samples = sorted(self._samples, key=lambda pair: pair[0])
-        arrays = [np.asarray(sample, np.float32).reshape(-1) for _, sample in samples if sample is not None]
+        arrays = [_as_floats(sample) for _, sample in samples if sample is not None]
         whole = np.concatenate(arrays) if len(arrays) == len(samples) > 0 else np.zeros(0, np.float32)
         if whole.any() and np.isfinite(whole).all():
             names = "\n".join(f"{name} {len(array)}" for (name, _), array in zip(samples, arrays, strict=True))
@@ -199,7 +222,7 @@ class StepCheck:
         self._tell(text, "finite_check", list(found))
 
     def _of_all(self, text: str, what: str) -> dict[int, Any]:
-        """What the ranks have spelled as JSON, by rank."""
+        """The JSON of all ranks, read, by rank."""
         texts = texts_of_all(text, f"{self._name}.{what}", self._process_set)
         return {rank: json.loads(text) for rank, text in zip(self._process_set.ranks or (), texts, strict=True) if text}
 
@@ -208,7 +231,7 @@ class StepCheck:
         if getattr(self._steps.settings, setting) == "error":
             raise MismatchError(text)
         if contexts.rank() == present[0]:
-            warn(text)
+            self._warn(text)
 
     def _compare_rows(self, words: list[int]) -> None:
         several = words[_PRESENT].bit_count() > 1
@@ -222,10 +245,20 @@ class StepCheck:
                 self._has_told_of_rows = True
                 if not speaks(self._process_set):
                     return
-                warn(
+                self._warn(
                     f"in each of the first {self._sent[0] + 1} steps of {self._label}, all ranks had equal gradients: "
                     f"they seem to train on the same rows, and so to do the same work\n{_OF_ROWS}"
                 )
+
+
+def complete_all() -> None:
+    """Judges what was sent last: an operation that is under way when this rank leaves is an error for the others."""
+    for check in list(_living):
+        check.complete()
+
+
+_living: weakref.WeakSet[StepCheck] = weakref.WeakSet()
+contexts.before_leaving.append(complete_all)
 
 
 def _roughness(history: list[np.ndarray[Any, Any]]) -> float:
@@ -242,8 +275,14 @@ def _roughness(history: list[np.ndarray[Any, Any]]) -> float:
     return float(np.median(second[changes] / first[changes])) if changes.any() else 0.0
 
 
+def _as_floats(sample: Any) -> np.ndarray[Any, Any]:
+    array = np.asarray(sample).reshape(-1)
+    return (array.view(array.real.dtype) if np.iscomplexobj(array) else array).astype(np.float32)
+
+
 def _value(value: Any) -> str:
-    return repr(float(value)) if isinstance(value, float) else repr(value)  # NumPy's floats are some, too
+    """As texts show it. Floats are rounded: their last bits may differ between machines, and between dtypes."""
+    return repr(float(f"{value:.7g}")) if isinstance(value, float) else repr(value)
 
 
 _checks: dict[tuple[str, ProcessSet], StepCheck] = {}

@@ -28,7 +28,7 @@ class TrainingSettings:
         "Optimizers compare the ranks' parameters before their first step, and the first after a join; options, such "
         "as the learning rate, also later. "
         "Above 1: again before every so many steps. 0: never. "
-        "Steps that are compiled (tf.function, Keras' fit, jax.jit) are not compared.",
+        "In steps that are compiled (tf.function, Keras' fit, jax.jit) only options are.",
     )
     same_rows_check: bool = setting(
         "HOROVOD_SAME_ROWS_CHECK",

@@ -22,16 +22,18 @@ from horovod.core import context as contexts
 from horovod.core.collectives import resolved
 from horovod.core.compression import compressed
 from horovod.core.exceptions import InvalidRequestError
-from horovod.core.native import Sum
+from horovod.core.native import ALLREDUCE, Sum
 from horovod.core.process_sets import ProcessSet, number_of, speaks
 from horovod.core.tracebacks import warn
 from horovod.gradients.lists import GradientList
-from horovod.tensorflow import ops, xla
+from horovod.gradients.step_check import sampled
+from horovod.gradients.watched import watched
+from horovod.tensorflow import autograd, ops, xla
 from horovod.tensorflow.rank_ops import size_op
-from horovod.tensorflow.shim import operations
-from horovod.tensorflow.tensors import as_pairs, check_op, plain_variable, unique_name
+from horovod.tensorflow.shim import library, operations
+from horovod.tensorflow.tensors import as_pairs, check_op, plain_variable, reduction_attributes, unique_name
 
-__all__ = ["TensorFlowGradients", "members_of"]
+__all__ = ["TensorFlowGradients", "key_of", "members_of"]
 
 _steps = itertools.count(1)
 
@@ -45,12 +47,22 @@ def members_of(process_set: ProcessSet) -> Any:
     return size_op(number_of(process_set))
 
 
+def key_of(variable: Any) -> Any:
+    """The identity of a variable, as a dictionary's key."""
+    plain = plain_variable(variable)
+    return plain.ref() if hasattr(plain, "ref") else id(plain)
+
+
+def _elements(gradient: Any) -> Any:
+    """All of a dense tensor, those of a sparse one that are there."""
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
 class TensorFlowGradients(GradientList):
     """See gradients/lists.py."""
 
     def key_of(self, variable: Any) -> Any:
-        plain = plain_variable(variable)
-        return plain.ref() if hasattr(plain, "ref") else id(plain)
+        return key_of(variable)
 
     def is_sparse(self, gradient: Any) -> bool:
         return isinstance(gradient, tf.IndexedSlices) and not xla.is_compiling()
@@ -99,6 +111,34 @@ class TensorFlowGradients(GradientList):
     def device(self) -> str:
         return "gpu" if tf.config.get_visible_devices("GPU") else "cpu"
 
+    def is_eager(self) -> bool:
+        return bool(tf.executing_eagerly())
+
+    def sample(self, gradient: Any) -> Any:
+        return sampled(tf.reshape(_elements(gradient), [-1])).numpy()
+
+    def is_finite(self, gradient: Any) -> bool:
+        values = _elements(gradient)
+        return not values.dtype.is_floating or bool(tf.reduce_all(tf.math.is_finite(values)))
+
+    def watching_library(self) -> Any:
+        return library()
+
+    def options_tensor(self, options: Sequence[tuple[str, Any]]) -> Any:
+        return tf.stack([tf.cast(value, tf.float32) for _, value in options])
+
+    def comparing(self, options: Sequence[tuple[str, Any]]) -> list[Any]:
+        """Nodes of a graph that compare these options: for values that are fed, on which gradients must not depend."""
+        name = f"{self.name}.options"
+        labels = [key for key, _ in options]
+        watch = watched(self.watching_library(), name, self.name, self.options.process_set, [], labels)
+        if not self.is_active or watch is None:
+            return []
+        tensors = [self.options_tensor(options)]
+        request = f"allreduce.{self.unique(name)}"
+        watch.follow(request, [0])
+        return autograd.allreduced(tensors, request, reduction_attributes(self.options.how, tensors, ALLREDUCE))
+
     def unique(self, name: str) -> str:
         return name if tf.executing_eagerly() else unique_name(name)
 
@@ -125,8 +165,9 @@ class TensorFlowGradients(GradientList):
     def reduce_dense(self, tensors: list[Any], grouped: list[list[int]], name: str) -> Sequence[Any]:
         prescale, postscale = self.options.factors
         with tf.device(self.options.device_dense or None):
-            if not (tf.executing_eagerly() or xla.is_compiling()):
-                return self._nodes(tensors, grouped, name)
+            if not tf.executing_eagerly():
+                compiled = xla.is_compiling()
+                return self._as_one_call(tensors, name) if compiled else self._nodes(tensors, grouped, name)
             return ops.grouped_allreduce(
                 tensors,
                 op=self.options.op,
@@ -135,6 +176,16 @@ class TensorFlowGradients(GradientList):
                 process_set=self.options.process_set,
                 name=name,
             )
+
+    def _as_one_call(self, tensors: list[Any], name: str) -> list[Any]:
+        """For XLA."""
+        op = resolved(self.options.how)[0]
+        check_op(op, tensors, self.options.process_set)
+        pairs, numbers = as_pairs(tensors, op)
+        request = f"grouped_allreduce.{name}"
+        if self.watch is not None:
+            self.watch.follow(request, range(len(tensors)))
+        return numbers(autograd.allreduced(pairs, request, reduction_attributes(self.options.how, pairs, ALLREDUCE)))
 
     def _nodes(self, tensors: list[Any], grouped: list[list[int]], name: str) -> list[Any]:
         op, prescale, postscale, set_number = resolved(self.options.how)
@@ -145,6 +196,8 @@ class TensorFlowGradients(GradientList):
         anchor = ops.rank_op()
         for group in grouped:
             label = f"{name}.{group[0]}" if len(group) == 1 else f"{name}.{group[0]}to{group[-1]}"
+            if self.watch is not None:
+                self.watch.follow(f"allreduce.{label}", group)
             reduced = operations().horovod_reduce_gradient(
                 anchor=anchor,
                 tensors=[tensors[position] for position in group],

@@ -6,7 +6,7 @@ Chooses the wrapper for the optimizer's kind, and holds that for tf.compat.v1.tr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -20,7 +20,7 @@ from horovod.tensorflow.adasum_optimizer import Moves
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from horovod.tensorflow.gradient_list import TensorFlowGradients
-from horovod.tensorflow.reduced import is_reduced, mark_reduced
+from horovod.tensorflow.reduced import is_reduced, mark_reduced, nodes_before
 
 __all__ = ["DistributedOptimizer"]
 
@@ -39,6 +39,7 @@ class _DistributedV1Optimizer(_LegacyOptimizer):
         super().__init__(name=options.name or f"Distributed{type(optimizer).__name__}", use_locking=use_locking)
         self._optimizer = optimizer
         self._reduction = reduction
+        reduction.watched_options = lambda: _options_of(optimizer, fed=False)
         self._moves = Moves(reduction) if options.is_adasum else None
         self._helper: LocalGradientAggregationHelper | None = None
         if options.backward_passes_per_step > 1:
@@ -80,8 +81,12 @@ class _DistributedV1Optimizer(_LegacyOptimizer):
         if moves is not None:
             moves.prepare(trained)
 
+        fed = [] if tf.executing_eagerly() or moves or helper else list(_options_of(self._optimizer, fed=True))
+        compared = self._reduction.comparing(fed) if fed else []
+
         def update(name: str | None = None) -> Any:
-            return self._optimizer.apply_gradients(pairs, global_step=global_step, name=name)
+            with tf.control_dependencies(compared):
+                return self._optimizer.apply_gradients(pairs, global_step=global_step, name=name)
 
         def step(name: str | None = None) -> Any:
             return update(name) if moves is None else moves.combined(trained, update)
@@ -126,6 +131,19 @@ class _DistributedV1Optimizer(_LegacyOptimizer):
     def variables(self, *args: Any, **kwargs: Any) -> Any:
         """The wrapped optimizer's."""
         return self._optimizer.variables(*args, **kwargs)
+
+
+def _options_of(optimizer: Any, fed: bool) -> Iterator[tuple[str, Any]]:
+    """The learning rate: a number, or in a graph perhaps a tensor. `fed`: whether that depends on a placeholder."""
+    for name in ("_learning_rate", "_lr"):
+        rate = getattr(optimizer, name, None)
+        rate = rate() if callable(rate) else rate
+        if rate is None:
+            continue
+        if tf.executing_eagerly():
+            yield "learning_rate", float(rate)
+        elif fed == any(node.type == "Placeholder" for node in nodes_before(rate)):
+            yield "learning_rate", rate
 
 
 def _not_computed(name: str | None, option: str) -> str:

@@ -16,7 +16,7 @@ from horovod.gradients.step_check import sampled
 from horovod.torch.sparse import SparseReduction
 from horovod.torch.tensors import collectives, has_overlap
 
-__all__ = ["ParameterGradients"]
+__all__ = ["ParameterGradients", "sample_of"]
 
 _WORDS: dict[int, Any] = {2: ctypes.c_uint16, 4: ctypes.c_uint32, 8: ctypes.c_uint64}
 
@@ -26,6 +26,12 @@ def _begins_with_negative_zero(tensor: Tensor) -> bool:
     if word is None:
         return True  # slower to learn
     return bool(word.from_address(tensor.data_ptr()).value == 1 << (8 * tensor.itemsize - 1))
+
+
+def sample_of(tensor: Tensor) -> Any:
+    """A few elements, as an array."""
+    chosen = sampled(tensor.detach().reshape(-1)).resolve_conj()
+    return (torch.view_as_real(chosen) if chosen.is_complex() else chosen).float().cpu().numpy().copy()
 
 
 def _elements(gradient: Tensor) -> Tensor:
@@ -129,7 +135,7 @@ class ParameterGradients:
     def sample(self, gradient: Tensor) -> Any:
         if gradient.is_cuda and torch.cuda.is_current_stream_capturing():
             return None
-        return sampled(_elements(gradient).detach().reshape(-1)).float().cpu().numpy().copy()
+        return sample_of(_elements(gradient))
 
     def is_finite(self, gradient: Tensor) -> bool:
         if gradient.is_cuda and torch.cuda.is_current_stream_capturing():
