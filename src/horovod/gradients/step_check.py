@@ -12,6 +12,7 @@ one something else, then some bit is set in both results.
 from __future__ import annotations
 
 import json
+import sys
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -36,7 +37,7 @@ Options = Callable[[], Iterable[tuple[str, Any]]]
 
 EACH_UNTIL, EVERY = 128, 32  # the steps whose options are compared
 _SAMPLED_STEPS = 8
-_LEAVE_TIMEOUT_MS = 5000
+_LEAVE_TIMEOUT_MS, _RAISED_TIMEOUT_MS = 60_000, 2000
 _SAMPLE = 16  # elements of a gradient
 # Successive gradients of one batch change smoothly, those of different batches do not: of independent numbers the
 # second differences are 3 times the first ones (by their squares).
@@ -162,8 +163,9 @@ class StepCheck:
         operation = self._operation
         if operation is None or operation.context is not contexts.current():
             return
+        timeout_ms = _RAISED_TIMEOUT_MS if hasattr(sys, "last_value") else _LEAVE_TIMEOUT_MS
         code = operation.context.wait(
-            operation.context.argument, operation.handle, _LEAVE_TIMEOUT_MS, native.scratch.status_argument
+            operation.context.argument, operation.handle, timeout_ms, native.scratch.status_argument
         )
         if code == native.OK:
             self._judge()

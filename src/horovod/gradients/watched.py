@@ -27,7 +27,7 @@ __all__ = ["MOST_OPTIONS", "Watched", "follow", "watched"]
 
 _VALUES = 18  # of a gradient, as kWatchValues: whether it is finite, the number of samples, the samples
 MOST_OPTIONS = 16
-_DRAIN_TIMEOUT_S = 10.0
+_DRAIN_TIMEOUT_S, _RAISED_TIMEOUT_S = 60.0, 2.0
 
 
 class Watched:
@@ -109,7 +109,7 @@ def _listen(library: ctypes.CDLL) -> None:
     def drain() -> None:
         """Waits until all that was seen is sent: the other ranks wait for it, and this rank is about to leave them."""
         library.hvd_watch_mark()
-        arrived.acquire(timeout=_DRAIN_TIMEOUT_S)
+        arrived.acquire(timeout=_RAISED_TIMEOUT_S if hasattr(sys, "last_value") else _DRAIN_TIMEOUT_S)
 
     threading.Thread(target=_work, args=(library, arrived), name="horovod-checks", daemon=True).start()
     contexts.watch(lambda context: library.hvd_watch_turn(int(context is not None)))
