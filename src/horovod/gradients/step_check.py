@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import sys
-import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -95,7 +94,6 @@ class StepCheck:
         self._samples: list[tuple[str, Any]] = []
         self._odd: list[str] = []  # this rank's gradients that are not finite
         self.is_due = self.takes_samples = self.looks_for_nan = False
-        _living.add(self)
 
     def begin(self, number: int | None = None) -> bool:
         """A step begins, or begins again. Whether something is to be compared in it: the same on all ranks.
@@ -152,6 +150,10 @@ class StepCheck:
         if self.takes_samples:
             self._put_samples()
         words[_NOT_FINITE] = len(self._odd) > 0
+        before = _under_way.get((self._name, self._process_set))  # an optimizer that is not used any more
+        if before is not None:
+            before.complete()
+        _under_way[self._name, self._process_set] = self
         how = (BitOr, None, 1.0, 1.0, self._process_set)
         self._sent = self._step, spelled
         self._operation = collectives.allreduce(words, self._name, how, True)
@@ -169,11 +171,15 @@ class StepCheck:
         )
         if code == native.OK:
             self._judge()
+        elif code != native.PENDING:
+            self._operation = None  # the generation is over
 
     def _judge(self) -> None:
         operation, self._operation = self._operation, None
         if operation is None:
             return
+        if _under_way.get((self._name, self._process_set)) is self:
+            del _under_way[self._name, self._process_set]
         operation.wait()
         found = [int(word) for word in self._words]
         if found[_NOT_FINITE] and "finite" not in self._has_told:
@@ -255,11 +261,11 @@ class StepCheck:
 
 def complete_all() -> None:
     """Judges what was sent last: an operation that is under way when this rank leaves is an error for the others."""
-    for check in list(_living):
+    for check in list(_under_way.values()):
         check.complete()
 
 
-_living: weakref.WeakSet[StepCheck] = weakref.WeakSet()
+_under_way: dict[tuple[str, ProcessSet], StepCheck] = {}  # those that have sent something, by its name
 contexts.before_leaving.append(complete_all)
 
 

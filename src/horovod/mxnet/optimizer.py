@@ -95,14 +95,14 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         """The check, whose next step begins when a gradient comes again."""
         if "_check" not in self.__dict__:  # nor is it after a copy
             label = "DistributedOptimizer"
-            self.__dict__.update(_check=StepCheck(label, label, self._options.process_set), _given=set())
+            self.__dict__.update(_check=StepCheck(label, label, self._options.process_set), _given=set(), _used=[])
         check, given = self.__dict__["_check"], self.__dict__["_given"]
         begins_again = not given.isdisjoint(names)
         if begins_again:
-            check.end(lambda: options_of(self._optimizer))
+            check.end(lambda: self.__dict__["_used"])
             given.clear()
-        if not given:
-            check.begin()
+        if not given and check.begin():
+            self.__dict__["_used"] = list(options_of(self._optimizer))
         given.update(names)
         return check  # type: ignore[no-any-return]
 
