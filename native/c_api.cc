@@ -409,11 +409,11 @@ void hvd_release(hvd_context* context, hvd_handle handle) {
   });
 }
 
-int hvd_start_timeline(hvd_context* context, const char* path, const char* session, int32_t mark_cycles,
-                       hvd_status* status) {
+int hvd_start_timeline(hvd_context* context, int32_t descriptor, const char* path, const char* session,
+                       int32_t mark_cycles, hvd_status* status) {
   return guarded(status, [&]() -> Status {
     HVD_RETURN_IF_ERROR(need({HVD_NEED(context), HVD_NEED(path), HVD_NEED(session)}));
-    return context->engine->start_timeline(path, session, mark_cycles != 0);
+    return context->engine->start_timeline(descriptor, path, session, mark_cycles != 0);
   });
 }
 

@@ -46,8 +46,8 @@ class Engine : private Readers, private Driver {
   Status end_seen() const { return ending_->seen(); }
   Submitter& submitter() { return *submitter_; }
 
-  Status start_timeline(const std::string& path, const std::string& session, bool mark_cycles) {
-    return trace_.start(path, session, map_.rank, mark_cycles, options_.settings.log_time);
+  Status start_timeline(int descriptor, const std::string& path, const std::string& session, bool mark_cycles) {
+    return trace_.start(descriptor, path, session, map_.rank, mark_cycles, options_.settings.log_time);
   }
   void stop_timeline() { trace_.stop(); }
 

@@ -2,15 +2,15 @@
 // Process sets come and go (steps 4 and 7): as operations of set 0, so that all ranks agree on them in the log, and
 // make the change between the same two batches.
 //
-// Adding. The number is the lowest free one, the same on all ranks. If the communicator needs shared memory, the host's
+// Adding. The number is that of an earlier set of the same ranks, or a new one, the same on all ranks: a number that a
+// compiled function holds never means other ranks. If the communicator needs shared memory, the host's
 // leader allocates it and tells the members where; they map it and report success. Only if all could map it, the
 // communicator is made, which nothing but a death can prevent. An earlier failure is raised on all ranks, and the job
 // goes on.
 //
 // Removing. Each rank closes the set, so that nothing new comes in, and reports if anything of it is in flight. If so
 // on any rank, all reopen the set, and the removal fails. Otherwise all its operations have been decided, run and
-// completed, so that no tally, coordinator's entry, ring or link holds anything of the set. Its number is free for
-// other members.
+// completed, so that no tally, coordinator's entry, ring or link holds anything of the set.
 #include "engine/runner.h"
 #include "negotiation/names.h"
 #include "platform/kept_memory.h"
@@ -46,7 +46,7 @@ Status Runner::run_add_process_set(Submission* submission) {
   auto set = std::make_shared<ProcessSet>();
   set->ranks = submission->prepared->descriptor.ranks;
   set->member = set->member_of(map_.rank);
-  while (calls_.set(set->number) != nullptr) ++set->number;
+  set->number = set_numbers_.try_emplace(set->ranks, static_cast<int32_t>(set_numbers_.size()) + 1).first->second;
 
   set->topology = map_.topology.among(set->ranks);
   HVD_RETURN_IF_ERROR(choose_communicator(settings_.communicator, set->topology, false, &set->row));

@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -88,6 +89,8 @@ class Runner {
   Status run_add_process_set(Submission* submission);
   Status run_remove_process_set(Submission* submission);
   size_t shared_bytes_here(const ProcessSet& set) const;
+
+  std::map<std::vector<int>, int32_t> set_numbers_;  // by ranks, of all sets that were ever added
 
   const EngineSettings& settings_;
   const HostMap& map_;

@@ -19,8 +19,9 @@ class Trace {
  public:
   // The prefix of the name of an operation that runs.
   void set_label(const char* label) { label_ = label; }
-  Status start(const std::string& path, const std::string& session, int rank, bool mark_cycles, bool log_time) {
-    return timeline_.start(path, session, rank, mark_cycles, log_time);
+  Status start(int descriptor, const std::string& path, const std::string& session, int rank, bool mark_cycles,
+               bool log_time) {
+    return timeline_.start(descriptor, path, session, rank, mark_cycles, log_time);
   }
   void stop() { timeline_.stop(); }
 

@@ -42,7 +42,8 @@ Status Enqueued::run() {
                                         std::to_string(carrier_.device->ordinal()) + " and GPU " +
                                         std::to_string(device->ordinal()) +
                                         "\nhint: give each rank a GPU of its own, by "
-                                        "torch.cuda.set_device(hvd.local_rank()) or as in docs/gpu.md"};
+                                        "torch.cuda.set_device(hvd.local_rank()) or as `horovodrun "
+                                        "--explain gpu` shows"};
     }
     HVD_RETURN_IF_ERROR(wait_for_inputs(*device, tensors, carrier_.stream));
     for (const DeviceTensor& tensor : tensors) {

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "platform/stack_source.h"
+#include "platform/warning.h"
 
 namespace hvd {
 
@@ -52,11 +53,8 @@ std::string stacks_in_words(const std::map<int, std::string>& stacks, const std:
     std::string shown;
     for (size_t begin = text.find("  File "); begin < text.size() && calls < kShownCalls; ++calls) {
       const size_t end = std::min(text.find('\n', begin), text.size());
-      shown += "\n    " + text.substr(begin + 2, end - begin - 2);
+      shown += "\n    " + plain(std::string_view(text).substr(begin + 2, end - begin - 2), true);
       begin = end + 1;
-    }
-    for (char& letter : shown) {
-      if (letter != '\n' && (letter < ' ' || letter == '\x7f')) letter = '?';
     }
     const std::string unknown = found != stacks.end()
                                     ? " does not say where it stands"

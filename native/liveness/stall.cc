@@ -189,7 +189,7 @@ Status StallReport::report() {
   return {HVD_DEADLOCK, list_ranks(stuck, kReportedRanks) +
                             " wait for each other in different calls, and none of them can go on: " + calls +
                             "\nhint: all ranks must call the same collectives in the same order; look for ranks with "
-                            "different numbers of batches (docs/uneven-data.md), or a branch on "
+                            "different numbers of batches (horovodrun --explain uneven-data), or a branch on "
                             "the rank" +
                             (calls.find("`send from") == std::string::npos ? "" : kMessages)};
 }

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "negotiation/names.h"
 
-#include <cstdio>
-
 #include "negotiation/wire.h"
+#include "platform/warning.h"
 
 namespace hvd {
 namespace {
@@ -17,23 +16,6 @@ size_t boundary(std::string_view text, size_t at) {
   return at;
 }
 
-std::string escaped(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (c == '\n') {
-      out += "\\n";
-    } else if (byte < 0x20 || byte == 0x7f) {
-      char code[8];
-      std::snprintf(code, sizeof code, "\\x%02x", byte);
-      out += code;
-    } else {
-      out += c;
-    }
-  }
-  return out;
-}
-
 }  // namespace
 
 std::string quote_name(std::string_view name, std::string_view descriptor) {
@@ -42,10 +24,10 @@ std::string quote_name(std::string_view name, std::string_view descriptor) {
     const bool decoded = !descriptor.empty() && Descriptor::decode(descriptor, &known);
     return std::string("unnamed ") + (decoded ? name_of(known.kind) : "operation");
   }
-  if (name.size() <= kShownBytes) return "`" + escaped(name) + "`";
+  if (name.size() <= kShownBytes) return "`" + plain(name, true) + "`";
   const size_t head = boundary(name, kShownBytes - kShownTailBytes);
   const size_t tail = boundary(name, name.size() - kShownTailBytes);
-  return "`" + escaped(name.substr(0, head)) + "..." + escaped(name.substr(tail)) + "` (" +
+  return "`" + plain(name.substr(0, head), true) + "..." + plain(name.substr(tail), true) + "` (" +
          std::to_string(name.size()) + " bytes)";
 }
 

@@ -11,34 +11,41 @@ namespace hvd::shims {
 
 namespace {
 
-constexpr size_t kUsualTensorBytes = 40;  // in a key, with four dimensions
+constexpr size_t kUsualTensorBytes = 48;  // in a key, with four dimensions
 
-// Two requests with equal keys differ in addresses only.
+// Two requests with equal keys differ in addresses and in what is given at each submission. All fields are named, so
+// that one which is added to the request does not compile before it has its place here.
 std::string key_of(const hvd_request& request) {
-  const std::string_view name = request.name == nullptr ? "" : request.name;
-  const int32_t fixed[] = {request.kind,
-                           request.op,
-                           request.process_set,
-                           request.root_rank,
-                           request.place,
-                           request.device,
+  const auto& [size, kind, op, process_set, root_rank, flags, ntensors, tensor_size, request_name, tensors, prescale,
+               postscale, done, user, splits, nsplits, reserved, place, device, tag] = request;
+  const std::string_view name = request_name == nullptr ? "" : request_name;
+  const int32_t fixed[] = {kind,
+                           op,
+                           process_set,
+                           root_rank,
+                           place,
+                           device,
+                           tag,
+                           static_cast<int32_t>(ntensors),
+                           splits == nullptr ? -1 : static_cast<int32_t>(nsplits),
                            static_cast<int32_t>(name.size())};
-  const double scales[] = {request.prescale, request.postscale};
+  const double scales[] = {prescale, postscale};
   std::string key;
   const auto add = [&key](const void* bytes, size_t count) {
     if (count > 0) key.append(static_cast<const char*>(bytes), count);
   };
-  key.reserve(sizeof fixed + sizeof scales + name.size() + kUsualTensorBytes * request.ntensors);
+  key.reserve(sizeof fixed + sizeof scales + name.size() + kUsualTensorBytes * ntensors);
   add(fixed, sizeof fixed);
   add(scales, sizeof scales);
   key += name;
-  for (uint32_t i = 0; i < request.ntensors; ++i) {
-    const hvd_tensor& tensor = request.tensors[i];
-    add(&tensor.ndim, sizeof tensor.ndim);
-    add(&tensor.dtype, sizeof tensor.dtype);
-    add(tensor.shape, sizeof(int64_t) * static_cast<size_t>(tensor.ndim));
+  for (const hvd_tensor& tensor : std::span(tensors, ntensors)) {
+    const auto& [input, output, shape, ndim, dtype, output_bytes] = tensor;
+    add(&ndim, sizeof ndim);
+    add(&dtype, sizeof dtype);
+    add(&output_bytes, sizeof output_bytes);
+    add(shape, sizeof(int64_t) * static_cast<size_t>(ndim));
   }
-  add(request.splits, sizeof(int64_t) * request.nsplits);
+  if (splits != nullptr) add(splits, sizeof(int64_t) * nsplits);
   return key;
 }
 

@@ -87,10 +87,11 @@ bool is_of_session(int fd, const std::string& session) {
 
 Timeline::~Timeline() { stop(); }
 
-Status Timeline::start(const std::string& path, const std::string& session, int rank, bool mark_cycles, bool log_time) {
+Status Timeline::start(int descriptor, const std::string& path, const std::string& session, int rank, bool mark_cycles,
+                       bool log_time) {
   stop();
   const std::lock_guard lock(mutex_);
-  const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  const int fd = fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
   if (fd < 0) return {HVD_UNAVAILABLE, "cannot open the timeline " + path + ": " + std::strerror(errno)};
   bool fine = true;
   {

@@ -33,8 +33,9 @@ class Timeline {
 
   // Until the file is open; a timeline that was on goes on in the new file. `session` tells the ranks of one job, and
   // its starts, from what the file held before, which is overwritten. Fails where the file cannot be written.
-  // `log_time`: of warnings.
-  Status start(const std::string& path, const std::string& session, int rank, bool mark_cycles, bool log_time);
+  // `descriptor`: of the open file; it is duplicated. `path`: for warnings. `log_time`: of warnings.
+  Status start(int descriptor, const std::string& path, const std::string& session, int rank, bool mark_cycles,
+               bool log_time);
   void stop();  // what has been recorded by now is in the file then
 
   bool is_on() const { return on_.load(std::memory_order_acquire); }

@@ -3,7 +3,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from horovod.core.missing import announce, error_of
+from horovod.core.missing import announce, attribute
 
 if TYPE_CHECKING:
     from horovod.launcher.function.run_function import run
@@ -22,4 +22,4 @@ if not TYPE_CHECKING:  # type checkers refuse other names
             from horovod.launcher.function.run_function import run
 
             return run
-        raise error_of(__name__, name)
+        return attribute(__name__, name)

@@ -42,7 +42,7 @@ def test_every_allreduce_gets_zeros_from_who_has_joined(
                 first(hvd.allreduce(ones(3), name="max", op=hvd.Max)) == size,
                 first(hvd.allreduce(ones(1), op=hvd.Sum)) == total,
                 first(hvd.allreduce(ones(70001), name=f"new.{step}", op=hvd.Sum, prescale_factor=2.0)) == 2 * total,
-                [first(t) for t in hvd.grouped_allreduce([ones(2), ones(5)], op=hvd.Sum)] == [total] * 2,
+                [first(t) for t in hvd.grouped_allreduce([ones(2), ones(5), ones(0)], op=hvd.Sum)[:2]] == [total] * 2,
             ]
             if "async" in framework.forms:
                 handle = hvd.allreduce_async(ones(4), name="async", op=hvd.Sum)

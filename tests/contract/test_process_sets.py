@@ -39,9 +39,10 @@ def test_a_set_knows_its_members(worlds: WorldPool, framework: str, size: int, t
         assert (pair.process_set_id, pair.size(), pair.rank()) == (None, None, None)
         assert hvd.add_process_set(pair) is pair
         other = hvd.add_process_set([0, 2])
-        assert (pair.process_set_id, other.process_set_id) == (1, 2)
+        number = pair.process_set_id
+        assert number not in (None, other.process_set_id)
         assert pair.ranks == [1, 2] and pair.size() == 2 and pair.included() == (hvd.rank() in (1, 2))
-        assert str(pair) == "ProcessSet(process_set_id=1, ranks=[1, 2], mpi_comm=None)"
+        assert str(pair) == f"ProcessSet(process_set_id={number}, ranks=[1, 2], mpi_comm=None)"
         if pair.included():
             assert pair.rank() == hvd.rank() - 1
             assert total(framework, hvd.allreduce(ones(framework, 2), op=hvd.Sum, process_set=pair)) == 4
@@ -55,7 +56,9 @@ def test_a_set_knows_its_members(worlds: WorldPool, framework: str, size: int, t
         assert hvd.remove_process_set(world) is False
         assert hvd.remove_process_set(hvd.ProcessSet([0])) is False
         again = hvd.add_process_set(hvd.ProcessSet([hvd.size() - 1]))
-        assert again.process_set_id == 1  # the lowest free number
+        # A compiled function may hold the number of a set that is removed: it must not reach other ranks.
+        assert again.process_set_id not in (number, other.process_set_id)
+        assert hvd.add_process_set(pair).process_set_id == number and hvd.remove_process_set(pair)
         if again.included():
             assert total(framework, hvd.allreduce(ones(framework, 2), process_set=again)) == 2
         assert hvd.remove_process_set(other) and hvd.remove_process_set(again)
@@ -225,7 +228,10 @@ def test_ranks_that_disagree_about_a_set_are_told(worlds: WorldPool, framework: 
         with pytest.raises(ValueError if hvd.rank() == 1 else hvd.HorovodInternalError) as caught:
             hvd.add_process_set([0, 7] if hvd.rank() == 1 else [0, 2])
         texts.append(str(caught.value))
-        pair = hvd.add_process_set([0, 2])
+        pair, other = hvd.add_process_set([0, 2]), hvd.add_process_set([0, 1])
+        with pytest.raises(hvd.HorovodInternalError) as caught:
+            hvd.remove_process_set(pair if hvd.rank() == 0 else other)
+        texts.append(str(caught.value))
         if hvd.rank() == 2:
             handle = hvd.allreduce_async(ones(framework, 1), name="late", op=hvd.Sum, process_set=pair)
         with pytest.raises(hvd.HorovodInternalError) as caught:
@@ -235,13 +241,14 @@ def test_ranks_that_disagree_about_a_set_are_told(worlds: WorldPool, framework: 
             handle = hvd.allreduce_async(ones(framework, 1), name="late", op=hvd.Sum, process_set=pair)
         if pair.included():
             assert total(framework, hvd.synchronize(handle)) == 2
-        assert hvd.remove_process_set(pair)
+        assert hvd.remove_process_set(pair) and hvd.remove_process_set(other)
         return texts
 
     for texts in worlds(3, dynamic("shm")).run(loaded(run), framework):
         assert "ranks of the set" in texts[0] and "rank 1" in texts[0]
         assert "rank 1" in texts[1] and "expected ranks from 0 to 2" in texts[1]
-        assert "cannot be removed while `allreduce.late` is in flight in it on rank 2" in texts[2]
+        assert "process set" in texts[2] and "rank 0" in texts[2]
+        assert "cannot be removed while `allreduce.late` is in flight in it on rank 2" in texts[3]
 
 
 @pytest.mark.parametrize(("size", "transport"), WORLDS)

@@ -155,6 +155,7 @@ def test_training_apart_is_told_at_the_end(worlds: WorldPool) -> None:
             "a scalar by Adasum": lambda: hvd.DistributedOptimizer(torch.optim.SGD([scale], 0.1), op=hvd.Adasum).step(),
         }
         said = {}
+        hvd.shutdown()  # what an earlier test has begun
 
         def ends(case: str, *calls: Any) -> None:
             hvd.init()

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.other_users import NOT_ROOT
 
 from horovod.data import AsyncDataLoaderMixin, BaseDataLoader, ParquetReader, plan, to_torch
 from horovod.data.arrow_cache import ArrowCache
@@ -305,6 +306,44 @@ def test_a_cache_that_cannot_be_written_still_answers(tmp_path: Path, monkeypatc
     assert cache.folder.parent == Path("/dev/shm")
     cache.close()
     assert not cache.folder.exists()
+
+
+@pytest.mark.skipif(NOT_ROOT, reason="not run: only root can make what another user has")
+@pytest.mark.parametrize("taken", ["link", "folder"])
+def test_another_users_rows_are_not_read_and_another_users_folder_stops_no_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: str
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    data = written(tmp_path / "d", "x", [1, 2, 3, 4])
+    with ParquetReader(data, shuffle=False, cache="disk") as reader:
+        list(reader)
+        kept = {path.name: path.read_bytes() for path in reader._cache.folder.iterdir()}
+        usual = reader._cache.folder
+    theirs = usual if taken == "folder" else tmp_path / "theirs"
+    theirs.mkdir(0o700)
+    rows = pa.table({"x": [666, 666, 666, 666]})
+    for name in kept:
+        with pa.OSFile(str(theirs / name), "wb") as file, pa.ipc.new_file(file, rows.schema) as writer:
+            writer.write_table(rows)
+    if taken == "link":
+        usual.symlink_to(theirs)
+    for path in (theirs, usual, *theirs.iterdir()):
+        os.lchown(path, 64321, 64321)
+    for _ in range(2):
+        with ParquetReader(data, shuffle=False, cache="disk") as reader:
+            for _ in range(2):
+                assert [batch["x"].tolist() for batch in reader] == [[1, 2, 3, 4]]
+            assert len(list(reader._cache.folder.iterdir())) == 2 and reader._cache.folder != usual
+    assert len(list(theirs.iterdir())) == 2
+
+
+def test_a_cache_without_a_folder_says_so_and_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
+    with ParquetReader(written(tmp_path / "d", "x", [1, 2, 3, 4]), shuffle=False, cache="disk") as reader:
+        assert list(reader)[0]["x"].tolist() == [1, 2, 3, 4]
+    assert "warning: the data is not cached: " in caplog.text and "No such file" in caplog.text
 
 
 BOUND = """

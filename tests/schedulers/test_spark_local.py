@@ -103,7 +103,7 @@ def test_jobs_follow_each_other_and_num_proc_is_inferred(capsys: pytest.CaptureF
     assert err.count("horovod.spark: 2 processes, inferred from spark.default.parallelism\n") == 2
 
 
-@pytest.mark.slow("jobs of Spark")
+@pytest.mark.thorough
 def test_the_script_of_the_page_prints_what_it_shows(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch", reason="not run: torch is not installed")
     (script,) = scripts_of(ROOT / "docs" / "spark.md")

@@ -36,6 +36,7 @@ __all__ = ["Cluster", "Host", "MakeCluster", "lacking"]
 _SCRIPTS = Path(__file__).with_name("scripts")
 _NETWORK = "10.77.0"
 _SECOND_NETWORK = "10.78.0"
+_IPV6_NETWORK = "fd77:"
 _UNSHARE = ["unshare", "--fork", "--kill-child=KILL", "--net"]
 _HOST_SPACES = ["--mount", "--uts", "--ipc", "--pid", "--mount-proc", "--propagation", "private"]
 _TOOLS = ("unshare", "nsenter", "setpriv", "ip", "tc", "nft", "ssh", "ssh-keygen", "ping", "ps")
@@ -76,6 +77,7 @@ class Host:
         self.name = f"host{index}"
         self.address = f"{_NETWORK}.{10 + index}"
         self.second_address = f"{_SECOND_NETWORK}.{10 + index}"
+        self.ipv6 = f"{_IPV6_NETWORK}:{10 + index:x}"
         self._cluster: Cluster
         self._process: subprocess.Popen[str]
         self._pid_space = ""
@@ -148,9 +150,9 @@ class Host:
         """From now on this file is `source` here."""
         self.run("mount", "--bind", str(source), str(path), check=True)
 
-    def wall_off(self, address: str) -> None:
-        """Refuses connections from here to this address; those that come from there go on."""
-        rule = f"ip daddr {address} tcp flags & (syn | ack) == syn reject with tcp reset"
+    def wall_off(self, address: str, verdict: str = "reject with tcp reset") -> None:
+        """Refuses connections from here to this address, but to sshd; those that come from there go on."""
+        rule = f"ip daddr {address} tcp dport > 1023 tcp flags & (syn | ack) == syn {verdict}"
         chain = f"chain output {{ type filter hook output priority 0\n{rule}\n}}"
         _done([*self._enter("net"), "nft", "-f", "-"], f"table ip walls {{ {chain}\n}}\n")
 
@@ -200,8 +202,11 @@ class Host:
         self._raise(interface, address)
 
     def _raise(self, interface: str, address: str) -> None:
-        lines = f"addr add {address}/24 dev {interface}\nlink set {interface} up\n"
-        _done([*self._enter("net"), "ip", "-batch", "-"], lines)
+        self.batch(f"addr add {address}/24 dev {interface}", f"link set {interface} up")
+
+    def batch(self, *lines: str) -> None:
+        """Of `ip`."""
+        _done([*self._enter("net"), "ip", "-batch", "-"], "\n".join(lines) + "\n")
 
     def wait_until_up(self) -> None:
         _expect(self._process, "up")
@@ -256,6 +261,18 @@ class Cluster:
         """A second interface for each host, eth1."""
         for host in self.hosts:
             host.connect("eth1", f"also{host.index}", host.second_address)
+
+    def add_ipv6(self, *alone: Host) -> None:
+        """To all hosts; `alone`: these have no IPv4 any more. A name means all that its host has."""
+        names = ["127.0.0.1 localhost\n"]
+        for host in self.hosts:
+            names.append(f"{host.ipv6} {host.name}\n")
+            if host in alone:
+                host.batch(f"addr del {host.address}/24 dev eth0", f"addr add {host.ipv6}/64 dev eth0 nodad")
+            else:
+                host.batch(f"addr add {host.ipv6}/64 dev eth0 nodad")
+                names.append(f"{host.address} {host.name}\n")
+        (self.folder / "hosts").write_text("".join(names))
 
     def second_sshd(self, host: Host, port: int, key: Path) -> None:
         """Another sshd, which takes `key` alone; its private part is made there."""

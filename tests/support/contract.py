@@ -12,11 +12,12 @@ from contract import test_arguments as arguments
 from contract import test_errors as errors
 from contract import test_join as joining
 from contract import test_process_sets as process_sets
+from contract import test_remembered_requests as remembered
 from contract import test_results as results
 
 from support.world import World, WorldPool
 
-__all__ = ["adasums", "any_transport", "disagreements", "mistakes", "row", "rows"]
+__all__ = ["adasums", "any_transport", "compiled", "disagreements", "mistakes", "row", "rows"]
 
 
 def any_transport(started: Callable[..., World], worlds: WorldPool) -> Callable[..., World]:
@@ -42,6 +43,12 @@ def mistakes(name: str, without: Collection[str] = ()) -> list[Any]:
     wrong_argument = arguments.test_a_wrong_argument_is_named_and_the_others_do_not_wait
     calls = [(wrong_on_one, errors.LOCAL_ERRORS), (wrong_argument, arguments.WRONG)]
     return [row(test, name, 2, "", case) for test, cases in calls for case in cases if case not in without]
+
+
+def compiled(name: str) -> Any:
+    """For a framework that compiles functions."""
+    test = remembered.test_compiled_functions_give_what_they_would_give_alone
+    return row(test, name, marks=pytest.mark.slow("compiles every operation for each value"))
 
 
 def adasums(mode: str) -> list[Any]:
@@ -72,6 +79,7 @@ def rows(
         row(joining.test_sets_follow_the_same_rule, name, ""),
         *adasums(name),
         row(adasum.test_a_set_of_a_power_of_two_has_it_and_others_say_so, name, ""),
+        row(remembered.test_a_call_gives_what_it_would_give_alone, name),
         row(process_sets.test_a_set_knows_its_members, name, 3, ""),
         *(row(process_sets.test_what_is_refused_on_all_ranks, name, "", case) for case in process_sets.REFUSED),
         row(process_sets.test_a_rank_that_is_no_member_is_refused_alone, name),

@@ -46,6 +46,6 @@ def repeats(item: pytest.Item) -> bool:
     return any(re.split(r"[._]", part.removeprefix("horovod.").strip("_"))[0] in repeated for part in parts)
 
 
-def later(*values: Any) -> Any:
+def later(*values: Any, **options: Any) -> Any:
     """A case of a table that only `make check-all` runs."""
-    return pytest.param(*values, marks=pytest.mark.thorough)
+    return pytest.param(*values, marks=pytest.mark.thorough, **options)

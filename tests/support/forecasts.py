@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
 from typing import Any
 
-__all__ = ["GRADIENTS", "PROFILE"]
+__all__ = ["GRADIENTS", "PROFILE", "undisturbed", "warnings_of"]
 
 GRADIENTS: dict[str, Any] = {
     "name": ["b", "a"],
@@ -26,3 +29,16 @@ PROFILE: dict[str, Any] = {
     "step_ms": [99.0, 101.0] * 10,
     "gradients": GRADIENTS,
 }
+
+
+def undisturbed(path: Path) -> str:
+    """This file, as if the machine of the tests had done nothing else."""
+    content = json.loads(path.read_text())
+    assert 0 <= content["core_wait"] < 1
+    path.write_text(json.dumps({**content, "core_wait": 0.0}))
+    return str(path)
+
+
+def warnings_of(stderr: str) -> list[str]:
+    """But for what is said of a busy machine."""
+    return [line for line in stderr.splitlines() if re.search("warning(?!: .* waited for a core)", line)]

@@ -3,6 +3,7 @@
 
     wait_until(path.exists, job.shown)                           # asks again and again; what it shows if it gives up
     patiently(lambda wait_s: process.wait(timeout=wait_s))       # for calls that raise at a timeout
+    be_late(0.02, pids)                                          # a sleep while these processes wait for this one
 
 A process that has used SHARE of the limit since the last renewal renews it. On a machine with ten times as much to do
 as it has cores, a rank that works gets more than that; one that waits, asks every 10 ms or sends signs of life uses
@@ -16,7 +17,7 @@ import os
 import queue
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +25,24 @@ LIMIT_S = 120.0
 SHARE = 0.03
 _ASK_AGAIN_S = 0.02
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_NAP_S, _CALM_LOOKS = 0.002, 3
 T = TypeVar("T")
+
+
+def be_late(seconds: float, pids: Iterable[int] = ()) -> None:
+    """Sleeps that long, once the main threads of the other processes are blocked: on a busy machine they may be late.
+
+    Sleeps longer if the machine pauses this process, and with it perhaps the others.
+    """
+    others = [Path(f"/proc/{pid}/stat") for pid in pids if pid != os.getpid()]
+    calm = 0
+    while calm < _CALM_LOOKS:
+        time.sleep(_NAP_S)
+        calm = calm + 1 if all(one.read_text().rpartition(")")[2].split()[0] == "S" for one in others) else 0
+    while seconds > 0:
+        before = time.monotonic()
+        time.sleep(min(seconds, _NAP_S))
+        seconds -= min(time.monotonic() - before, 2 * _NAP_S)
 
 
 def seconds_of_descendants() -> dict[int, float]:

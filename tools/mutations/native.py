@@ -88,7 +88,7 @@ ROWS: tuple[Mutation, ...] = (
     row("sets-count-all-ranks-here", "native/negotiation/log_writer.cc",
         "set->second.members);", "static_cast<uint32_t>(map_.ranks_here.size()));",
         "a set's tally waits for ranks that are not its members",
-        "engine_sets_test every_operation_works_over_a_set",
+        "engine_sets_test sets_come_and_go",
         "sets_model_test a_set_without_the_leader"),
     row("number-reused-at-once", "native/negotiation/coordinator/ids.cc",
         "  expect_answers(&ids_[id], Id::State::kRetired, nullptr);\n",

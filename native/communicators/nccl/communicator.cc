@@ -375,7 +375,7 @@ Status compare(const std::vector<Card>& cards, const std::vector<int>& ranks) {
       if (std::memcmp(cards[m].gpu, cards[other].gpu, sizeof cards[m].gpu) != 0) continue;
       return {HVD_UNAVAILABLE, rank_in_words(ranks, other) + " and " + rank_in_words(ranks, m) +
                                    " use the same GPU\nhint: give each rank a GPU of its own, by "
-                                   "torch.cuda.set_device(hvd.local_rank()) or as in docs/gpu.md"};
+                                   "torch.cuda.set_device(hvd.local_rank()) or as `horovodrun --explain gpu` shows"};
     }
   }
   return {};

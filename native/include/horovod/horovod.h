@@ -13,7 +13,7 @@
  *  - Pointers in a request are borrowed during the call only, except tensor data, which is borrowed until the handle
  *    is done.
  *  - All functions may be called from any thread. hvd_wait and hvd_poll may run collectives on the calling thread.
- *  - The library reads no environment variable, writes no file but a timeline, and prints only warnings and fatal
+ *  - The library reads no environment variable, opens no file for writing, and prints only warnings and fatal
  *    causes (stderr).
  *  - After fork() every call in the child fails with HVD_FORKED; the links are closed there.
  */
@@ -27,7 +27,7 @@ extern "C" {
 #endif
 
 #define HVD_EXPORT __attribute__((visibility("default")))
-#define HVD_ABI_VERSION 1u
+#define HVD_ABI_VERSION 2u
 
 /* Outcome of a call or of an operation. Names are stable, numbers are ABI. */
 typedef enum {
@@ -353,10 +353,11 @@ HVD_EXPORT int hvd_copy_result(hvd_context* context, hvd_handle handle, uint32_t
 HVD_EXPORT void hvd_release(hvd_context* context, hvd_handle handle);
 
 /* Writes what happens to each tensor into a file (JSON, for Chrome's and Perfetto's viewers), together with the other
-   ranks of the machine that were given the same path and session; what it held before is overwritten. Until
-   hvd_stop_timeline or hvd_stop. A timeline that is on goes on in the new file. */
-HVD_EXPORT int hvd_start_timeline(hvd_context* context, const char* path, const char* session, int32_t mark_cycles,
-                                  hvd_status* status);
+   ranks of the machine that were given the same file and session; what it held before is overwritten. Writes
+   until hvd_stop_timeline or hvd_stop. A timeline that is on goes on in the new file. `descriptor`: an open file, for
+   reading and writing; the library duplicates the descriptor. `path`: for warnings. */
+HVD_EXPORT int hvd_start_timeline(hvd_context* context, int32_t descriptor, const char* path, const char* session,
+                                  int32_t mark_cycles, hvd_status* status);
 HVD_EXPORT int hvd_stop_timeline(hvd_context* context, hvd_status* status);
 
 /* JSON about the running context: transport, hop_ns, isa, batches, bytes, messages ... Returns the length it has or

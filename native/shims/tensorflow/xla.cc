@@ -11,9 +11,10 @@
 
 #include <atomic>
 #include <charconv>
+#include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
-#include <random>
 #include <shared_mutex>
 #include <span>
 #include <string>
@@ -32,21 +33,65 @@ constexpr int kWaitSliceMs = 1000;
 
 // A grouped request whose tensors are known when it is traced, but for their addresses.
 struct Plan {
-  explicit Plan(const hvd_request& traced)
-      : name(traced.name), request(traced), tensors(traced.tensors, traced.tensors + traced.ntensors) {
-    for (const hvd_tensor& tensor : tensors) shapes.emplace_back(tensor.shape, tensor.shape + tensor.ndim);
-  }
-
-  const std::string name;
-  shims::EntryCache entries;
-  hvd_request request;
-  std::vector<hvd_tensor> tensors;
+  shims::Collective collective;
   std::vector<std::vector<int64_t>> shapes;
+  std::vector<hvd_tensor> tensors;  // refer to the shapes
+  size_t more_operands = 0;         // behind the tensors, which only keep the calls in order
+  shims::EntryCache entries;
 };
 
+// The plans by what compiled functions hold of them (tensorflow/xla.py), which is all but the addresses: a function may
+// have been saved by another process. Never destroyed: compiled code may outlive the library's statics.
 std::mutex plans_mutex;
-auto* const kPlans = new std::map<int64_t, Plan>;  // never destroyed: compiled code may outlive the library's statics
+auto* const kPlans = new std::map<std::string, std::unique_ptr<Plan>, std::less<>>;
 std::atomic<int64_t> calls{0};
+
+// Reads numbers with a space behind each.
+class Numbers {
+ public:
+  explicit Numbers(std::string_view text) : text_(text) {}
+
+  template <class Number>
+  bool read(Number* number) {
+    const char* const end = text_.data() + text_.size();
+    const auto [stopped, error] = std::from_chars(text_.data(), end, *number);
+    if (error != std::errc() || stopped == end || *stopped != ' ') return false;
+    text_.remove_prefix(static_cast<size_t>(stopped + 1 - text_.data()));
+    return true;
+  }
+
+  std::string_view rest() const { return text_; }
+
+ private:
+  std::string_view text_;
+};
+
+// Null if the text has another form.
+std::unique_ptr<Plan> plan_of(std::string_view text) {
+  auto plan = std::make_unique<Plan>();
+  Numbers numbers(text);
+  shims::Collective& collective = plan->collective;
+  size_t tensors = 0;
+  if (!numbers.read(&plan->more_operands) || !numbers.read(&collective.op) || !numbers.read(&collective.process_set) ||
+      !numbers.read(&collective.prescale) || !numbers.read(&collective.postscale) || !numbers.read(&tensors)) {
+    return nullptr;
+  }
+  std::vector<int32_t> dtypes;
+  for (size_t i = 0; i < tensors; ++i) {
+    size_t dimensions = 0;
+    if (!numbers.read(&dtypes.emplace_back()) || !numbers.read(&dimensions)) return nullptr;
+    std::vector<int64_t>& shape = plan->shapes.emplace_back();
+    for (size_t d = 0; d < dimensions; ++d) {
+      if (!numbers.read(&shape.emplace_back())) return nullptr;
+    }
+  }
+  for (size_t i = 0; i < tensors; ++i) {
+    const std::vector<int64_t>& shape = plan->shapes[i];
+    plan->tensors.push_back({nullptr, nullptr, shape.data(), static_cast<int32_t>(shape.size()), dtypes[i]});
+  }
+  collective.name = numbers.rest();
+  return plan;
+}
 
 // TensorFlow is built with libstdc++, this library perhaps with another one. So these are the layouts of libstdc++, as
 // the mangled name of Register says, and not our own std::string, std::optional and std::string_view.
@@ -91,15 +136,12 @@ struct Buffers {
 
 // The caller holds generation.mutex shared.
 int submit(Plan* plan, const Buffers& buffers, hvd_handle* handle, hvd_status* status) {
-  hvd_request request = plan->request;
   std::vector<hvd_tensor> tensors = plan->tensors;
   for (size_t i = 0; i < tensors.size(); ++i) {
-    tensors[i].shape = plan->shapes[i].data();
     tensors[i].input = buffers.inputs[i];
     tensors[i].output = buffers.outputs[i];
   }
-  request.tensors = tensors.data();
-  request.name = plan->name.c_str();
+  hvd_request request = shims::request_of(plan->collective, tensors);
   request.flags = HVD_SYNC;
   int code = HVD_OK;
   if (buffers.on_gpu) {
@@ -107,7 +149,7 @@ int submit(Plan* plan, const Buffers& buffers, hvd_handle* handle, hvd_status* s
     code = shims::find_device(generation.context, tensors, buffers.stream, &request.device, status);
   }
   if (code == HVD_OK) code = plan->entries.submit(&generation, request, buffers.stream, handle, status);
-  if (code != HVD_OK) shims::tell_refusal(generation.context, plan->name, request.process_set, *status);
+  if (code != HVD_OK) shims::tell_refusal(generation.context, plan->collective.name, request.process_set, *status);
   return code;
 }
 
@@ -137,21 +179,15 @@ hvd_status run(Plan* plan, const Buffers& buffers) {
   return status;
 }
 
-// `opaque` is the plan's number, and how many operands follow the tensors, which only keep the calls in order. Null:
-// there is no such plan, and the call has failed.
-Plan* find_plan(const char* opaque, size_t length, void* xla_status, size_t* more_operands) {
+// The plan of a call, by what the function holds. Null: it cannot be read, and the call has failed.
+Plan* find_plan(const char* opaque, size_t length, void* xla_status) {
   calls.fetch_add(1);
-  int64_t number = 0;
-  const char* const end = opaque + length;
-  const auto [comma, error] = std::from_chars(opaque, end, number);
-  if (error == std::errc() && comma != end && std::from_chars(comma + 1, end, *more_operands).ptr == end) {
-    const std::lock_guard lock(plans_mutex);
-    const auto found = kPlans->find(number);
-    if (found != kPlans->end()) return &found->second;
-  }
+  const std::string_view text(opaque, length);
+  const std::lock_guard lock(plans_mutex);
+  if (const auto found = kPlans->find(text); found != kPlans->end()) return found->second.get();
+  if (auto plan = plan_of(text); plan != nullptr) return kPlans->emplace(text, std::move(plan)).first->second.get();
   fail(xla_status,
-       "this compiled function was traced in another process\nhint: trace it in this process, or save it without "
-       "jit_compile");
+       "another version of Horovod has saved this compiled function\nhint: trace and save it with this version");
   return nullptr;
 }
 
@@ -162,8 +198,7 @@ void run_for_xla(Plan* plan, const Buffers& buffers, void* xla_status) {
 
 // API_VERSION_STATUS_RETURNING_UNIFIED on the host. `out` is the result's address, or a table of several.
 void call_on_host(void* out, const void** inputs, const char* opaque, size_t length, void* xla_status) {
-  size_t more = 0;
-  Plan* const plan = find_plan(opaque, length, xla_status, &more);
+  Plan* const plan = find_plan(opaque, length, xla_status);
   if (plan == nullptr) return;
   const size_t tensors = plan->tensors.size();
   void** const outputs = tensors == 1 ? &out : static_cast<void**>(out);
@@ -172,11 +207,10 @@ void call_on_host(void* out, const void** inputs, const char* opaque, size_t len
 
 // The same on CUDA. `buffers` has the operands' addresses, and then the results'.
 void call_on_cuda(void* stream, void** buffers, const char* opaque, size_t length, void* xla_status) {
-  size_t more = 0;
-  Plan* const plan = find_plan(opaque, length, xla_status, &more);
+  Plan* const plan = find_plan(opaque, length, xla_status);
   if (plan == nullptr) return;
   const size_t tensors = plan->tensors.size();
-  void** const outputs = buffers + tensors + more;
+  void** const outputs = buffers + tensors + plan->more_operands;
   run_for_xla(plan, {.inputs = {buffers, tensors}, .outputs = {outputs, tensors}, .on_gpu = true, .stream = stream},
               xla_status);
 }
@@ -227,16 +261,6 @@ extern "C" {
 HVD_EXPORT int hvd_tensorflow_xla_available(void) {
   static const bool available = hvd::tensorflow::register_target();
   return available ? 1 : 0;
-}
-
-// The number of a reduction that a traced step will ask for. The request's addresses are not used. A saved model keeps
-// the number, so another process must not have it.
-HVD_EXPORT int64_t hvd_tensorflow_xla_plan(const hvd_request* request) {
-  static const auto first = static_cast<int64_t>(std::random_device()()) << 24;
-  const std::lock_guard lock(hvd::tensorflow::plans_mutex);
-  const int64_t number = first + static_cast<int64_t>(hvd::tensorflow::kPlans->size());
-  hvd::tensorflow::kPlans->try_emplace(number, *request);
-  return number;
 }
 
 // How often compiled steps have reduced.

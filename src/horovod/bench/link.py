@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,10 +18,11 @@ import numpy as np
 
 from horovod import core as hvd
 from horovod.bench.record import refused
-from horovod.core.wording import counted
+from horovod.core.telemetry.core_waits import LEAST_TOLD, WaitShare, too_busy
+from horovod.core.wording import counted, tell
 from horovod.simulate.costs import SMALL_STEPS
 from horovod.simulate.links import FORMAT, LIMITS, VERSION
-from horovod.world.whole_files import write_whole
+from horovod.world.files.whole import write_whole
 
 __all__ = ["run"]
 
@@ -41,19 +43,28 @@ def run(arguments: argparse.Namespace) -> int:
             "on this host\nhint: horovodrun -np 2 -H host1:1,host2:1 python -m horovod.bench link"
         )
     _say(f"{counted(hosts, 'host')}: {arguments.seconds:g} s for each of three figures")
+    waits = WaitShare()
     small_s = _small(arguments.seconds)
     rates = _rates(arguments.seconds)
+    shares = hvd.allgather_object(waits.now())
+    waited = max(shares)
+    if waited > LEAST_TOLD:
+        _say(
+            f"warning: rank {shares.index(waited)} waited for a core {100 * waited:.0f}% of its time: "
+            f"{too_busy(waited)}\nhint: measure while nothing else runs on the hosts"
+        )
     slower = _slower(arguments.seconds)
     if hvd.rank() == 0:
         content, note = _link(hosts, arguments.gbit, small_s, rates, slower)
+        content["core_wait"] = round(waited, 3)
         low, high = (content["gbit"] * part for part in content["utilisation"])
         print(f"rate of an allreduce  {low:.2f} to {high:.2f} Gbit/s")
         if note is not None:
-            print(note)
+            tell(note, sys.stdout)
         print("latency of a step     {:.0f} to {:.0f} us".format(*content["latency_us"]))
         print("compute is slower by  {:.0%} to {:.0%} while data moves".format(*content["interference"]), flush=True)
         write_whole(arguments.json, json.dumps(content, indent=1) + "\n")
-        print(f"the link is in {arguments.json}", flush=True)
+        tell(f"the link is in {arguments.json}", sys.stdout)
     return 0
 
 
@@ -187,4 +198,4 @@ def _took(call: Callable[[], object]) -> float:
 
 def _say(text: str) -> None:
     if hvd.rank() == 0:
-        print(text, flush=True)
+        tell(text, sys.stdout)

@@ -21,11 +21,11 @@ import numpy as np
 
 from horovod import __version__
 from horovod import core as hvd
-from horovod.core.wording import counted
+from horovod.core.wording import counted, tell
 from horovod.simulate.arguments import check_file_name
 from horovod.simulate.errors import InputError
+from horovod.world.files.whole import check_writable, write_whole
 from horovod.world.machine import machine
-from horovod.world.whole_files import check_writable, write_whole
 
 __all__ = ["ANY_HOP", "Session", "hop_changed", "json_problem", "refused", "write_record"]
 
@@ -63,7 +63,7 @@ class Session:
 
     def print(self, line: str) -> None:
         if hvd.rank() == 0:
-            print(line, flush=True)
+            tell(line, sys.stdout)
 
     def end(self) -> int:
         """Writes the record. Returns the exit code: 1 if the hop changed meanwhile, and nothing is written."""
@@ -76,11 +76,11 @@ class Session:
         # Ranks that take turns on cores have no fixed placement.
         is_placed = hvd.local_size() <= len(os.sched_getaffinity(0)) and not self._any_hop
         if is_placed and hop_changed(*hops):
-            print("the cache-line hop changed: no record is written\nhint: run it again", file=sys.stderr, flush=True)
+            tell("the cache-line hop changed: no record is written\nhint: run it again")
             return 1
         facts = {"ranks": hvd.size(), "before": self._before, "after": after, "gloo": self._why_no_gloo}
         write_record(self._path, self._program, {**facts, "rows": self.rows})
-        print(f"record written to {self._path}", flush=True)
+        tell(f"record written to {self._path}", sys.stdout)
         return 0
 
 
@@ -113,7 +113,7 @@ def refused(problem: str) -> int:
     """Runs in every rank. Returns the exit code: of rank 0 alone 1, so that horovodrun names the rank that said why."""
     if hvd.rank() != 0:
         return 0
-    print(f"horovod.bench: {problem}", file=sys.stderr, flush=True)
+    tell(f"horovod.bench: {problem}")
     return 1
 
 

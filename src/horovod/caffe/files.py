@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 from horovod.caffe.errors import CaffeError
 from horovod.caffe.schema import message
 from horovod.caffe.upgrade import upgrade_net
+from horovod.world.files.whole import replacement
 
 __all__ = [
     "State",
@@ -61,17 +62,11 @@ def replacing(path: str) -> Iterator[str]:
 
     Nothing is left of what could not be written in full.
     """
-    partial = f"{path}.part{os.getpid()}"
     try:
-        yield partial
-        os.replace(partial, path)
+        with replacement(path) as partial:
+            yield partial
     except OSError as error:
         raise CaffeError(f"{path}: cannot be written: {error.strerror or error}{_room(path)}") from error
-    finally:
-        if os.path.isdir(partial):
-            shutil.rmtree(partial, ignore_errors=True)
-        else:
-            Path(partial).unlink(missing_ok=True)
 
 
 def _room(path: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from horovod.caffe.errors import CaffeError, nearest
 from horovod.caffe.log import Log
 from horovod.core.exceptions import HorovodInternalError, StartError
+from horovod.core.wording import tell
 
 __all__ = ["FAILED", "Flags", "guarded"]
 
@@ -42,7 +43,7 @@ class Flags(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Says what is wrong, and ends with status 1, as Caffe's flags do."""
-        sys.stderr.write(f"ERROR: {message}{self._nearest_flag(message)}\n{self.format_usage()}")
+        tell(f"ERROR: {message}{self._nearest_flag(message)}\n{self.format_usage().rstrip()}")
         raise SystemExit(1)
 
     def _nearest_flag(self, message: str) -> str:

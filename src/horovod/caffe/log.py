@@ -8,6 +8,8 @@ import sys
 import threading
 import time
 
+from horovod.core.wording import plain
+
 __all__ = ["Log", "number"]
 
 
@@ -46,6 +48,6 @@ class Log:
         caller = sys._getframe(2)
         place = f"{os.path.basename(caller.f_code.co_filename)}:{caller.f_lineno}"
         stamp = time.strftime("%m%d %H:%M:%S", time.localtime(now)) + f".{int(now % 1 * 1e6):06d}"
-        line = f"{level}{stamp} {threading.get_native_id():5d} {place}] {text}\n"
+        line = f"{level}{stamp} {threading.get_native_id():5d} {place}] {plain(text)}\n"
         sys.stderr.write(line)
         sys.stderr.flush()

@@ -17,7 +17,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from horovod.caffe.errors import CaffeError, nearest
+from horovod.core.wording import tell
 from horovod.settings import current_environment
+from horovod.world.files.places import make_folder
+from horovod.world.files.whole import open_in_place, write_whole
 from horovod.world.interpreter import python_command
 
 __all__ = ["command_of", "main"]
@@ -154,7 +157,7 @@ def _by_path(command: Sequence[str]) -> list[str]:
 def run(command: Sequence[str], environment: dict[str, str], log: Path) -> int:
     """Runs the command; shows and keeps what it prints."""
     with (
-        log.open("ab") as file,
+        open(log, "ab", opener=open_in_place) as file,
         subprocess.Popen(
             _by_path(command), env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         ) as process,
@@ -169,7 +172,7 @@ def run(command: Sequence[str], environment: dict[str, str], log: Path) -> int:
 
 def _main(options: argparse.Namespace) -> int:
     if options.ignored:
-        print(f"without effect: {', '.join(options.ignored)}", file=sys.stderr)
+        tell(f"without effect: {', '.join(options.ignored)}")
     caffe = [options.caffe_bin] if options.caffe_bin else [sys.executable, "-m", "horovod.caffe"]
     commands = []
     if options.benchmark != "none":
@@ -179,18 +182,18 @@ def _main(options: argparse.Namespace) -> int:
         # Timing is one process's work, as in Intel's script.
         commands.append(command_of(options, program) if options.mode == "train" else program)
     folder = Path(options.output or ".") / f"result-{time.strftime('%Y%m%d%H%M%S')}"
-    folder.mkdir(parents=True)
+    make_folder(folder)
     hosts = hosts_of(options.hostfile) or [os.uname().nodename]
     name = f"{options.cpu or 'cpu'}-{len(hosts)}.txt"
-    (folder / f"nodeconfig-{name}").write_text("\n".join(hosts) + "\n", encoding="utf-8")
+    write_whole(folder / f"nodeconfig-{name}", "\n".join(hosts) + "\n")
     environment = environment_for_ranks(options)
     for command in commands:
         if options.debug == "on":
-            print(f"OMP_NUM_THREADS={environment['OMP_NUM_THREADS']} {shlex.join(command)}", file=sys.stderr)
+            tell(f"OMP_NUM_THREADS={environment['OMP_NUM_THREADS']} {shlex.join(command)}")
         status = run(command, environment, folder / f"outputCluster-{name}")
         if status:
             return status
-    print(f"Result folder: {folder}")
+    tell(f"Result folder: {folder}", sys.stdout)
     return 0
 
 
@@ -203,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _main(parse(given))
     except (CaffeError, OSError) as error:
-        print(f"run_intelcaffe.sh: {error}\n{usage()}", file=sys.stderr)
+        tell(f"run_intelcaffe.sh: {error}\n{usage()}")
         return 1
 
 

@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import itertools
 import re
+import sys
 import sysconfig
 import warnings
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from typing import Any
 from horovod.core import basics, native
 from horovod.core.collectives import resolve_op
 from horovod.core.exceptions import HorovodVersionMismatchError
+from horovod.core.wording import plain, tell
 from horovod.settings import changed_environment as env
 
 __all__ = [
@@ -85,7 +87,7 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
         check_extension(ext_base_name, "", "")
     except ImportError as error:
         if verbose:
-            print(error)
+            tell(error, sys.stdout)
         return False
     return True
 
@@ -137,7 +139,7 @@ def check_installed_version(name: str, version: str, exception: Exception | None
         return
     if exception is not None:
         raise HorovodVersionMismatchError(name, version, installed) from exception
-    warnings.warn(get_version_mismatch_message(name, version, installed), stacklevel=2)
+    warnings.warn(plain(get_version_mismatch_message(name, version, installed)), stacklevel=2)
 
 
 def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[int | None, bool | None], int]:

@@ -47,9 +47,9 @@ __all__ = sorted(_MODULE_OF)  # noqa: PLE0605
 def __getattr__(name: str) -> Any:
     module = _MODULE_OF.get(name)
     if module is None:
-        from horovod.core.missing import error_of
+        from horovod.core.missing import attribute
 
-        raise error_of(__name__, name)
+        return attribute(__name__, name)
     owner: Any = importlib.import_module(module)
     value = getattr(owner.operations if module == _ARRAYS else owner, name)
     globals()[name] = value

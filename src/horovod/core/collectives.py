@@ -103,8 +103,8 @@ class Collectives(Generic[T]):
         try:
             adapter = self._adapter
             ended: Ended | bool | None = False
-            # A bool would count as the number of Sum or Average; _staged refuses it.
-            if in_place and adapter.run_known is not None and type(how[0]) is not bool:
+            # Another kind of op may count as an int that is a part of a key: a bool, for example. _staged looks at it.
+            if in_place and adapter.run_known is not None and type(how[0]) is int:
                 ended = adapter.run_known(context.requests.prepared, tensor, context.pointer, ALLREDUCE, name, how)
             if not isinstance(ended, bool):
                 operation, staged, output = after_run(context, ended, tensor), tensor, tensor
@@ -132,7 +132,7 @@ class Collectives(Generic[T]):
         self, context: Context, tensor: T, name: str | None, how: Reduction, in_place: bool
     ) -> tuple[Any, Prepared | native.Request]:
         """The tensor as the core takes it, and the request of its reduction."""
-        if type(how[2]) is not float or type(how[3]) is not float or type(how[0]) is bool or how[1] is not None:
+        if type(how[2]) is not float or type(how[3]) is not float or type(how[0]) is not int or how[1] is not None:
             how = as_key(how)
         adapter = self._adapter
         if adapter.find is not None:
@@ -164,7 +164,7 @@ class Collectives(Generic[T]):
             how = as_key(how)
             staged = self._stage_group(tensors, in_place)
             check_complex_group(adapter, tensors, how[0])
-            key = (ALLREDUCE, name, how, *forms_of(staged))
+            key = (ALLREDUCE, name, "grouped_allreduce", how, *forms_of(staged))
             request = context.requests.find(key) or self._reduction(context, key, "grouped_allreduce", how, staged)
             outputs = staged
             if not in_place:
@@ -369,8 +369,8 @@ class Collectives(Generic[T]):
         context = contexts.current()
         adapter = self._adapter
         try:
-            if root_rank is True or root_rank is False:
-                checked_root(context, root_rank, 0)  # as keys they would count as ranks 1 and 0
+            if type(root_rank) is not int:  # as a part of a key it may count as one: a bool, for example
+                root_rank = checked_root(context, root_rank, number_of(process_set))
             staged: Any = adapter.stage_in_place(tensor) if in_place else adapter.stage(tensor)
             key = (BROADCAST, name, root_rank, process_set, staged.dtype, staged.shape)
             request: Prepared | native.Request | None = context.requests.find(key)

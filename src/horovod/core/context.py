@@ -24,9 +24,12 @@ from horovod.core.exceptions import DuplicateNameError, InvalidRequestError, Not
 from horovod.core.requests import RequestCache
 from horovod.core.telemetry import arrivals
 from horovod.core.telemetry.status import StatusThread
-from horovod.core.wording import quoted
+from horovod.core.telemetry.training_apart import warn_of_training_apart
+from horovod.core.wording import quoted, tell
 from horovod.settings import Settings
 from horovod.world import bootstrap, mpi
+from horovod.world.files.whole import open_in_place
+from horovod.world.network import at_port
 from horovod.world.planned import Planned
 from horovod.world.rendezvous import RankGone
 from horovod.world.world import World
@@ -49,7 +52,6 @@ _FATAL = {
     native.DEVICE_LOST: "DEVICE_LOST",
     native.DEADLOCK: "DEADLOCK",
 }
-_FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "mxnet")  # whose scripts train
 _CODE_OF_NAME = {name: code for code, name in _FATAL.items()}
 
 
@@ -86,7 +88,7 @@ class Context:
         self.dynamic_process_sets = settings.dynamic_process_sets
         self._places = {0: (self.size, self.rank)}
         self.failure: tuple[int, str, int] | None = None
-        self.running = False
+        self.running = self.is_freed = False
         self.uses_gpus = False
         self.smallest_replica = 0
         self.reduces_gradients = False
@@ -95,7 +97,7 @@ class Context:
         self.library = native.library()
         calls.bind(self.library)
         meeting_point = world.rendezvous
-        where = f"{meeting_point.address}:{meeting_point.port}" if meeting_point else str(os.getpid())
+        where = f"{at_port(meeting_point.address, meeting_point.port)}" if meeting_point else str(os.getpid())
         self._session = f"{where} {world.generation}"
         self._timelines = 0
         self._teller: StatusThread | None = None
@@ -177,7 +179,7 @@ class Context:
         except InvalidRequestError as error:
             if settings.worker is None or self.world.generation == 1:
                 raise
-            print(f"horovod: warning: generation {self.world.generation} has no timeline: {error}", file=sys.stderr)
+            tell(f"horovod: warning: generation {self.world.generation} has no timeline: {error}")
 
     def _export(self, settings: Settings) -> Exporter:
         from horovod.metrics.exporter import Exporter  # loads http.server
@@ -188,10 +190,15 @@ class Context:
         """Writes what happens from now on into a file, whatever it holds now. Raises ValueError."""
         self._timelines += 1
         status = native.Status()
-        session = f"{self._session} {self._timelines}"
-        code = self.library.hvd_start_timeline(
-            self.pointer, os.fsencode(path), session.encode(), int(mark_cycles), ctypes.addressof(status)
-        )
+        session = f"{self._session} {self._timelines}".encode()
+        try:
+            file = os.fdopen(open_in_place(path, os.O_RDWR | os.O_CREAT))
+        except OSError as error:
+            raise InvalidRequestError(f"rank {self.rank}: cannot open the timeline {path}: {error.strerror}") from None
+        with file:  # the core duplicates it
+            code = self.library.hvd_start_timeline(
+                self.pointer, file.fileno(), os.fsencode(path), session, int(mark_cycles), ctypes.addressof(status)
+            )
         if code != native.OK:
             raise InvalidRequestError(f"rank {self.rank}: {status.message()}")
 
@@ -209,7 +216,7 @@ class Context:
         self.sets[number] = process_set
 
     def leave_set(self, number: int) -> None:
-        """A set that all ranks have removed: its number may come back for another one."""
+        """A set that all ranks have removed: its number may come back for another one of these ranks."""
         self.sets.pop(number).process_set_id = None
         self.requests.forget_set(number)
 
@@ -253,7 +260,9 @@ class Context:
             teller.close(in_order=not self.was_told)
         if exporter is not None:
             exporter.close()
-        self._warn_of_training_apart()
+        failed = self.was_told or hasattr(sys, "last_value")  # the script's last exception
+        if self.rank == 0 and self.size > 1 and not (failed or may_grow() or self.trains_apart):
+            warn_of_training_apart(self.size, self.statistics(), self.smallest_replica, self.reduces_gradients)
         if self._report:
             from horovod.world import report  # only for this
 
@@ -265,44 +274,24 @@ class Context:
             # The other ranks' GPUs may need this rank's for as long as its own queue is, or theirs.
             if self.uses_gpus and (code := self._await_gpus(status)) != native.OK and not was_told:
                 error = self.failure_of(code, status)
-                print(f"horovod: rank {self.rank}: the last operations have failed: {error}", file=sys.stderr)
+                tell(f"horovod: rank {self.rank}: the last operations have failed: {error}")
                 self.library.hvd_fail_at_exit()  # the script has used their results as if they were good
         finally:
             code = self.library.hvd_stop(self.pointer, STOP_TIMEOUT_MS, ctypes.addressof(status))
             self.world.close()
         if code != native.OK:
-            print(f"horovod: rank {self.rank}: while shutting down: {status.message()}", file=sys.stderr)
-
-    def _warn_of_training_apart(self) -> None:
-        """Says at the end, once in a job, that the ranks seem to have trained without each other."""
-        if self.rank != 0 or self.size == 1 or may_grow() or self.trains_apart:
-            return
-        if self.was_told or hasattr(sys, "last_value"):  # the script's last exception
-            return
-        counts = self.statistics()
-        if self.smallest_replica and not self.reduces_gradients and counts["largest_reduction"] < self.smallest_replica:
-            print(
-                "horovod: warning: the parameters were broadcast, but nothing as large as a parameter was averaged or "
-                "summed: if this script trains, each rank has trained alone\nhint: train with "
-                "hvd.DistributedOptimizer or what the framework's page says (docs/frameworks)",
-                file=sys.stderr,
-            )
-        elif counts["batches"] == 0 and any(f"horovod.{name}" in sys.modules for name in _FRAMEWORKS):
-            print(
-                f"horovod: note: the {self.size} ranks have exchanged nothing. If the script trains a model, each "
-                "rank now has a different one\nhint: to train one model, see docs/quickstart.md. If the ranks were to "
-                "work alone, ignore this",
-                file=sys.stderr,
-            )
+            tell(f"horovod: rank {self.rank}: while shutting down: {status.message()}")
 
     def abort(self, text: str, failed_rank: int = -1) -> None:
         """Ends the generation: whatever waits in it fails with its first cause, or this text. From any thread."""
         self.library.hvd_abort(self.pointer, failed_rank, text.encode(errors="backslashreplace"))
 
     def __del__(self) -> None:
-        # Operations keep their context alive, so no other thread can be inside a call here.
+        # Operations keep their context alive, so no other thread can be inside a call here. But both may be in one
+        # cycle of garbage, and what is in one is finalized in any order.
         if getattr(self, "pointer", None) and not self.running and os.getpid() == self.process_id:
             self.requests.pointer = None
+            self.is_freed = True
             self.library.hvd_free(self.pointer)
             calls.forget(self.pointer)
 
@@ -323,7 +312,9 @@ class Context:
         text = f"rank {self.rank}: {shown}: {reason}" + self.tell(wire_name, process_set, reason)
         # Subclasses of ValueError may take other arguments than a text (UnicodeEncodeError).
         kind = type(error) if type(error) in (TypeError, NotImplementedError) else InvalidRequestError
-        raise kind(text) from (error if _is_of_the_script(error) else None)
+        refusal = kind(text)
+        refusal.is_told = True  # type: ignore[attr-defined]  # for a caller that would tell the peers of any other error
+        raise refusal from (error if _is_of_the_script(error) else None)
 
     def tell(self, name: str | None, process_set: int, why: str) -> str:
         """Tells the peers that this rank's call failed.

@@ -22,7 +22,7 @@ from horovod.core.native import ALLGATHER, ALLTOALL, RECEIVE, REDUCESCATTER, SEN
 from horovod.core.operations import Operation, number_given, rows_given, submit_one, take_result
 from horovod.core.process_sets import ProcessSet, number_of, told_in
 from horovod.core.reductions import as_key
-from horovod.core.requests import Key, Prepared, check_name, own_rows, request_of, wire_name
+from horovod.core.requests import Key, Prepared, check_name, forms_of, own_rows, request_of, wire_name
 from horovod.core.tensors import check_complex_group, check_rows
 from horovod.core.wording import shown
 from horovod.world.communicators import plan
@@ -72,14 +72,14 @@ class DirectCollectives(Collectives[T]):
     def _message(
         self, context: Context, kind: int, staged: Any, peer: Any, tag: Any, process_set: ProcessSet | None
     ) -> Any:
-        key: Key = (kind, tag, peer, process_set, staged.dtype, staged.shape)
+        rank, checked_tag = _integer("rank", peer), _integer("tag", tag)
+        key: Key = (kind, checked_tag, rank, process_set, staged.dtype, staged.shape)
         request = context.requests.find(key)
         if request is not None:
             return request
-        if kind == SEND and peer == -1:
+        if kind == SEND and rank == -1:
             raise InvalidRequestError("send: expected a rank, got -1")
         number, gpu = number_of(process_set), gpu_of([staged])
-        rank, checked_tag = _integer("rank", peer), _integer("tag", tag)
         _check_link(context, [rank] if rank != -1 else range(context.size))
         made = request_of(
             kind,
@@ -165,7 +165,7 @@ class DirectCollectives(Collectives[T]):
             target: Any = adapter.stage_in_place(output)
             on_gpu = isinstance(staged, OnGpu)
             check_rows(adapter, label, [tensor], [staged])
-            key: Key = (kind, name, "into", splits, process_set, staged.dtype, staged.shape, target.shape)
+            key: Key = (kind, name, "into", splits, process_set, *forms_of([staged, target]))
             request: Prepared | native.Request | None = context.requests.find(key)
             if request is None:
                 check_name(name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every exception a user can see. Imports nothing of ours.
+"""Every exception a user can see. Imports nothing of ours but how texts are shown.
 
     RuntimeError
     +-- HorovodInternalError         an operation failed on the job's side; elastic training catches it and retries
@@ -28,13 +28,15 @@ The base classes are Horovod's own contract: scripts written for it catch Runtim
 HorovodInternalError.
 
 An error has a stable `code`, a word that `horovodrun --explain CODE` and docs/troubleshooting.md tell more about
-(launcher/options/explanations/table.py). Its text ends with that command. The text of
+(launcher/options/explanations). Its text ends with that command. The text of
 InvalidRequestError has no such line, because it is complete in itself.
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+from horovod.core.wording import plain
 
 __all__ = [
     "NOT_REACHED",
@@ -74,7 +76,7 @@ class _Explained(Exception):
 
     def text(self) -> str:
         """Empty if the error was made without one, as elastic scripts make HorovodInternalError."""
-        return super().__str__()
+        return plain(super().__str__())
 
     def __str__(self) -> str:
         return "\n".join(filter(None, (self.text(), explain_command(self.code))))
@@ -202,6 +204,9 @@ class InvalidRequestError(ValueError):
     """A call's arguments are wrong on this rank."""
 
     code = "invalid-request"
+
+    def __str__(self) -> str:
+        return plain(super().__str__())
 
 
 class DuplicateNameError(_Explained, InvalidRequestError):

@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names that scripts look for in the wrong package.
+"""Attributes that a package does not have: modules of it that are not loaded yet, and wrong names.
 
-An import of one raises an ImportError that names the right place. An attribute that is asked for raises AttributeError
-with the same text, so that hasattr() answers as for any other name.
+A module of a package is an attribute of it, and loaded when it is first asked for: Horovod's packages load many of
+theirs at once, and scripts rely on it. For names that scripts look for in the wrong package, an import raises an
+ImportError that names the right place, and an attribute AttributeError with the same text, so that hasattr() answers as
+for any other name.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-__all__ = ["ELSEWHERE", "announce", "error_of", "watch"]
+__all__ = ["ELSEWHERE", "announce", "attribute", "error_of", "watch"]
 
 _OF_A_FRAMEWORK = "import a framework's package, for example `import horovod.torch as hvd`"
 _BROADCAST_IN_FIT = "callbacks.BroadcastGlobalVariablesCallback"
@@ -107,6 +110,23 @@ def announce() -> None:
         sys.meta_path.insert(0, _Finder())
 
 
+def attribute(package: str, name: str) -> ModuleType:
+    """The module `name` of a package, loaded now. Raises AttributeError, as a package's `__getattr__` must.
+
+    With the text of error_of() if there is no such module, and with that of the ImportError if it cannot be loaded.
+    """
+    from importlib.util import find_spec  # only here: it loads more modules
+
+    full_name = f"{package}.{name}"
+    if name.startswith("__") or _elsewhere(full_name) or find_spec(full_name) is None:
+        raise error_of(package, name)
+    try:
+        return importlib.import_module(full_name)
+    except ImportError as error:
+        text = f"module {package!r} has no attribute {name!r}, as it cannot be imported: {error}"
+        raise AttributeError(text, name=name) from error
+
+
 def error_of(package: str, name: str) -> AttributeError:
     """The error that a package's `__getattr__` raises for a name that it does not have."""
     full_name = f"{package}.{name}"
@@ -123,9 +143,9 @@ def _names_of_frameworks() -> set[str]:
 
 
 def watch(package: str) -> None:
-    """Gives a package a `__getattr__` that raises these errors; type checkers do not see it, and refuse such names."""
+    """Gives a package a `__getattr__` that does attribute(); type checkers do not see it, and refuse wrong names."""
 
-    def get(name: str) -> None:
-        raise error_of(package, name)
+    def get(name: str) -> ModuleType:
+        return attribute(package, name)
 
     vars(sys.modules[package])["__getattr__"] = get

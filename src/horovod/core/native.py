@@ -34,7 +34,7 @@ __all__ = [
     "scratch",
 ]
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 
 # hvd_code
 OK = 0
@@ -270,7 +270,7 @@ _PROTOTYPES: dict[str, tuple[type | None, list[type]]] = {
     "hvd_copy_result": (ctypes.c_int, [c_void_p, c_uint64, c_uint32, c_void_p, c_void_p, c_void_p]),
     "hvd_get_result": (ctypes.c_int, [c_void_p, c_uint64, c_uint32, c_void_p, c_void_p]),
     "hvd_release": (None, [c_void_p, c_uint64]),
-    "hvd_start_timeline": (ctypes.c_int, [c_void_p, c_char_p, c_char_p, c_int32, c_void_p]),
+    "hvd_start_timeline": (ctypes.c_int, [c_void_p, c_int32, c_char_p, c_char_p, c_int32, c_void_p]),
     "hvd_stop_timeline": (ctypes.c_int, [c_void_p, c_void_p]),
     "hvd_stack_source": (None, [ctypes.c_int, ctypes.c_int]),
     "hvd_fault_point": (ctypes.c_int, [c_char_p, c_char_p]),

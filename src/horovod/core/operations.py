@@ -244,7 +244,8 @@ class Operation:
                 _forget_done()
 
     def __del__(self) -> None:
-        if self.handle is not None and os.getpid() == self.context.process_id:  # not in a forked child
+        # Not in a forked child, nor if the generation has been freed in the same garbage collection.
+        if self.handle is not None and os.getpid() == self.context.process_id and not self.context.is_freed:
             _dropped.append((self.context, self.handle, (self.value, self.keep, self.collect)))
             _forget_done()
 
@@ -321,7 +322,7 @@ def _forget_done() -> None:
     """
     for entry in list(_dropped):
         context, handle, _ = entry
-        if context.library.hvd_poll(context.pointer, handle, None) != native.PENDING:
+        if context.is_freed or context.library.hvd_poll(context.pointer, handle, None) != native.PENDING:
             _let_go(_dropped, entry)
 
 
@@ -329,7 +330,7 @@ def _forget_launched() -> None:
     """Lets go of those calls on GPUs that have ended, from the oldest on."""
     for entry in list(_launched):
         context, handle, _ = entry
-        if context.library.hvd_poll(context.pointer, handle, None) == native.PENDING:
+        if not context.is_freed and context.library.hvd_poll(context.pointer, handle, None) == native.PENDING:
             return
         _let_go(_launched, entry)
 
@@ -337,7 +338,8 @@ def _forget_launched() -> None:
 def _let_go(kept: list[_Kept], entry: _Kept) -> None:
     with contextlib.suppress(ValueError):  # another thread has done it, or a destructor in the middle of this
         kept.remove(entry)
-        entry[0].library.hvd_release(entry[0].pointer, entry[1])
+        if not entry[0].is_freed:
+            entry[0].library.hvd_release(entry[0].pointer, entry[1])
 
 
 def register(operation: Operation) -> int:

@@ -15,6 +15,7 @@ import time
 from types import TracebackType
 
 from horovod.core import context as contexts
+from horovod.core.wording import tell
 
 __all__ = ["begin", "watch"]
 
@@ -82,4 +83,4 @@ def _living() -> list[str]:
 
 def _say(text: str) -> None:
     with contextlib.suppress(OSError, ValueError):
-        print(f"horovod: {text}", file=sys.stderr, flush=True)
+        tell(f"horovod: {text}")

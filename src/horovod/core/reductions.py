@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import operator
+
 from horovod.core import native
 from horovod.core.exceptions import InvalidRequestError
 from horovod.core.native import BITWISE, Average, Sum
@@ -25,9 +27,15 @@ def resolve_op(op: int | None, average: bool | None) -> int:
             raise InvalidRequestError(f"both op={name} and average={average!r} were given\nhint: give op alone")
         warn("average= is deprecated; use op=Average or op=Sum", DeprecationWarning)
         return Average if average else Sum
-    if op is True or op is False:  # which would count as the numbers of Sum and Average
-        raise InvalidRequestError(f"op={shown(op)}: expected one of {', '.join(native.OP_NAMES)}")
-    return Average if op is None else op
+    if op is None or type(op) is int:
+        return Average if op is None else op
+    try:
+        if type(op) is not bool:
+            return operator.index(op)
+    except TypeError:
+        pass
+    # It may equal the number of an operation, as 1.0 does, and keys would take it for one.
+    raise InvalidRequestError(f"op={shown(op)}: expected one of {', '.join(native.OP_NAMES)}")
 
 
 def resolved(how: Reduction) -> tuple[int, float, float, int]:

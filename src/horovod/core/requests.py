@@ -156,7 +156,7 @@ class RequestCache:
         return PreparedOnGpu(self, entry.value, request.process_set, gpu)
 
     def forget_set(self, number: int) -> None:
-        """Drops all requests of a process set: its number may come back for another one."""
+        """Drops all requests of a process set: its number may come back for another one of the same ranks."""
         for key in [key for key, prepared in self.prepared.items() if prepared.process_set == number]:
             del self.prepared[key]
         for key in [key for key, process_set in self._sighted.items() if process_set == number]:
@@ -184,7 +184,7 @@ def as_factor(argument: str, value: Any) -> float:
         factor = None
     if factor is None or factor != factor:
         raise InvalidRequestError(f"{argument}={shown(value)}: expected a number")
-    return factor
+    return factor + 0.0  # not -0.0, which a key would take for 0.0
 
 
 def as_factors(prescale: Any, postscale: Any) -> tuple[float, float]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
+from horovod.core.wording import plain
 from horovod.settings import SettingError, Settings
 
 __all__ = ["formatted", "install", "is_of_script", "warn", "without_internals"]
@@ -80,7 +81,7 @@ def warn(text: str, category: type[Warning] = UserWarning) -> None:
     frames = list(_callers())
     level = next((level for level, path in frames if is_of_script(path)), None)
     outside = next((level for level, path in frames if not path.startswith(_PACKAGE)), frames[-1][0])
-    warnings.warn(text, category, stacklevel=level or outside)
+    warnings.warn(plain(text), category, stacklevel=level or outside)
 
 
 def _callers() -> Iterator[tuple[int, str]]:

@@ -8,6 +8,7 @@
 Needs pyarrow and fsspec (`pip install hvd[spark]`) when a file is read, not before.
 """
 
+from horovod.core.missing import watch
 from horovod.data.data_loader_base import AsyncDataLoaderMixin, BaseDataLoader
 from horovod.data.parquet import Group, Piece, Plan, plan, shard
 from horovod.data.reader import ParquetReader
@@ -26,3 +27,5 @@ __all__ = [
     "to_tensorflow",
     "to_torch",
 ]
+
+watch(__name__)

@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
+
+from horovod.core.wording import tell
 
 __all__ = ["AsyncDataLoaderMixin", "BaseDataLoader"]
 
@@ -124,4 +127,4 @@ class AsyncDataLoaderMixin:
 
     def _say(self, what: str) -> None:
         if self.debug_data_loader:
-            print(f"{type(self).__name__} {what} its thread: {self._batches.qsize()} batches are loaded", flush=True)
+            tell(f"{type(self).__name__} {what} its thread: {self._batches.qsize()} batches are loaded", sys.stdout)

@@ -8,3 +8,7 @@ state/   what training continues from, with the values that are changed in place
 
 messages.py defines what both sides say, and words.py writes it as JSON.
 """
+
+from horovod.core.missing import watch
+
+watch(__name__)

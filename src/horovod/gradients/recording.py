@@ -25,10 +25,11 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from horovod.core import context as contexts
 from horovod.core.exceptions import InvalidRequestError
-from horovod.core.wording import counted
+from horovod.core.telemetry.core_waits import LEAST_TOLD, WaitShare, too_busy
+from horovod.core.wording import counted, tell
 from horovod.settings import Settings
+from horovod.world.files.whole import write_whole
 from horovod.world.machine import packages
-from horovod.world.whole_files import write_whole
 
 __all__ = [
     "FEWEST_STEPS",
@@ -146,7 +147,7 @@ class Recorder:
         """`unmarked`: what is said if nothing has told of the begin of steps."""
         self._path = path
         self._unmarked = unmarked
-        self._about = {"name": name, "device": device, "busy_ranks": busy_ranks}
+        self._about: dict[str, Any] = {"name": name, "device": device, "busy_ranks": busy_ranks}
         self._describe = describe
         self._clock = clock
         self._described: dict[str, _Described] = {}
@@ -155,6 +156,7 @@ class Recorder:
         self._updates = 0
         self._knows_input = False
         self._is_over = False
+        self._waits = WaitShare()
 
     def started(self, name: str, gradient: Any) -> None:
         """Backward has put a gradient in place, and its reduction is due."""
@@ -191,6 +193,8 @@ class Recorder:
         if step.ready and step.over is not None and step.reduced is not None and step.before is not None:
             step.end = now
             self._steps.append(step)
+            if len(self._steps) == _DROPPED:
+                self._waits = WaitShare()
         if len(self._steps) == _DROPPED + _STEPS:
             self.end()
 
@@ -202,6 +206,7 @@ class Recorder:
         if not self._described:
             _say(_NONE_RECORDED)
             return
+        self._about["core_wait"] = waited = round(self._waits.now(), 3)
         steps = self._steps[_DROPPED:] if self._knows_input else self._without_pauses(self._steps[_DROPPED:])
         if len(steps) < FEWEST_STEPS:
             fewest = _DROPPED + FEWEST_STEPS + 1
@@ -215,6 +220,11 @@ class Recorder:
             _say(f"warning: cannot write the profile: {error.filename}: {error.strerror}")
             return
         _say(f"the profile of {len(steps)} steps is in {self._path}; end the job, and do not keep what it has trained")
+        if waited > LEAST_TOLD:
+            _say(
+                f"warning: the rank waited for a core {100 * waited:.0f}% of its time: {too_busy(waited)}\n"
+                "hint: record while nothing else runs on this host, with no more ranks than cores"
+            )
         if not self._knows_input:
             _say(self._unmarked)
         elif self._median("begin", "first", steps) < _NO_FORWARD * self._median("first", "over", steps):
@@ -316,7 +326,7 @@ def _spread(values: Sequence[float]) -> list[float]:
 
 def _say(text: str) -> None:
     with contextlib.suppress(OSError):  # the reader of the output may be gone
-        print(f"horovod: {text}", file=sys.stderr, flush=True)
+        tell(f"horovod: {text}")
 
 
 _taken = False  # an optimizer is recorded

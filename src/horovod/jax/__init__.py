@@ -17,13 +17,12 @@ and `horovodrun -np 4 python train.py` starts it. Every operation takes a pytree
 of jax.jit.
 """
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from horovod.core import basics
 from horovod.core.basics import *  # noqa: F403
 from horovod.core.exceptions import HorovodInternalError
-from horovod.core.missing import error_of
+from horovod.core.missing import attribute
 from horovod.core.process_sets import ProcessSet, add_process_set, global_process_set
 from horovod.jax import elastic as elastic
 from horovod.jax import ops
@@ -44,9 +43,7 @@ else:  # type checkers refuse other names
             from horovod.jax.sync_batch_norm import SyncBatchNorm
 
             return SyncBatchNorm
-        if name == "nnx":  # likewise
-            return importlib.import_module("horovod.jax.nnx")
-        raise error_of(__name__, name)
+        return attribute(__name__, name)  # nnx, which needs flax as well, and others
 
 
 __all__ = [

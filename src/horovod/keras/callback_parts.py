@@ -234,9 +234,18 @@ class LearningRateSchedule:
             self._hvd_set(self.multiplier(epoch + float(batch) / self.steps_per_epoch))  # type: ignore[operator]
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Puts `lr` into the logs."""
-        if logs is not None:
-            logs["lr"] = self._hvd_rate()
+        """Puts the rate into the logs, by the name that Keras itself uses, and as `lr` into what `fit` returns."""
+        if logs is None:
+            return
+        rate = self._hvd_rate()
+        if not isinstance(self.model, keras.Model):  # of tf-keras
+            logs["lr"] = rate
+            return
+        logs["learning_rate"] = rate
+        history = getattr(self.model, "history", None)
+        if history is not None:
+            rates = history.history.setdefault("lr", [])
+            rates[len(history.epoch) :] = [rate]  # history comes last in an epoch; there may be several schedules
 
     def _hvd_rate(self) -> float:
         return float(keras.ops.convert_to_numpy(_as_plain(self.model.optimizer.learning_rate)))

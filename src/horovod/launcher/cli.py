@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from horovod import __version__
+from horovod.core.wording import plain, tell
 from horovod.launcher.external import ExternalCommand, external_command
 from horovod.launcher.host import processes
 from horovod.launcher.job import supervise
@@ -71,7 +72,7 @@ def main(
     except _ERRORS as error:
         return _refused(error, keep)
     for note in plan.without_effect():
-        print(f"horovodrun: {note}", file=sys.stderr)
+        tell(f"horovodrun: {note}")
     if isinstance(ready, ExternalCommand):
         return _become(ready, plan.said_of_hosts[:1] if options.verbose else None)
     try:
@@ -82,7 +83,7 @@ def main(
         else:
             code = supervise.run(ready, secret, keep)
         if code == 0 and (note := plan.note_of_profile()):
-            print(f"horovodrun: warning: {note}", file=sys.stderr)
+            tell(f"horovodrun: warning: {note}")
         return code
     except UsageError as error:
         return _refused(error, keep)
@@ -119,8 +120,8 @@ def _drill(options: argparse.Namespace, arguments: Sequence[str], environment: d
 
 
 def _refused(error: Exception, keep: Keep) -> int:
-    print(f"horovodrun: {error}", file=sys.stderr)
-    keep(Conclusion(f"horovodrun: {error}"))
+    tell(f"horovodrun: {error}")
+    keep(Conclusion(plain(f"horovodrun: {error}")))
     return error.exit_code if isinstance(error, UsageError) else 2
 
 
@@ -135,7 +136,7 @@ def check(arguments: Sequence[str]) -> Job | ExternalCommand:
 def _answer(text: str) -> int:
     """Prints what was asked for. A reader that takes only the beginning, as `head` does, is not an error."""
     try:
-        print(text, flush=True)
+        tell(text, sys.stdout)
     except BrokenPipeError:
         discard(sys.stdout)
     except OSError as error:
@@ -146,13 +147,17 @@ def _answer(text: str) -> int:
 
 def _explanation(code: str) -> str:
     if not code:
-        return explanations.list_of_codes()
+        return f"{explanations.list_of_codes()}\n\npages: {', '.join(explanations.pages())}"
+    if page := explanations.pages().get(code):
+        return page.read_text(encoding="utf-8").strip()
     try:
         return explanations.explain(code)
     except KeyError:
-        nearest = difflib.get_close_matches(code, [one.code for one in explanations.EXPLANATIONS], 1)
-        hint = f"{nearest[0]} is the nearest; horovodrun --explain lists" if nearest else "horovodrun --explain lists"
-        raise UsageError(f"there is no code {code!r}\nhint: {hint} them") from None
+        known = [*(one.code for one in explanations.EXPLANATIONS), *explanations.pages()]
+        nearest = difflib.get_close_matches(code, known, 1)
+        hint = f"did you mean {nearest[0]}? " if nearest else ""
+        hint += "`horovodrun --explain` lists all codes and pages"
+        raise UsageError(f"there is no code and no page {code!r}\nhint: {hint}") from None
 
 
 def _occupy_standard_streams() -> None:
@@ -172,7 +177,7 @@ def _become(external: ExternalCommand, said: Sequence[str] | None) -> int:
     `said`: what --verbose says first; None without it.
     """
     for text in () if said is None else (*said, external.shown()):
-        print(f"horovodrun: {text}", file=sys.stderr)
+        tell(f"horovodrun: {text}")
     sys.stdout.flush()
     sys.stderr.flush()
     os.execvpe(external.command[0], external.command, external.environment)

@@ -24,7 +24,8 @@ from horovod.metrics import http, series, text
 from horovod.metrics.series import Place, Totals
 from horovod.settings import Settings
 from horovod.world import forks
-from horovod.world.whole_files import write_whole
+from horovod.world.files.places import ForeignPathError
+from horovod.world.files.whole import write_whole
 from horovod.world.world import World
 
 __all__ = ["Exporter", "hint_for_file", "hint_for_port"]
@@ -144,7 +145,7 @@ class Exporter:
         try:
             write_whole(self._path, self._text(False))
         except OSError as error:
-            self._warn(f"writes no metrics to {self._path}: {_reason(error)}", hint_for_file(error))
+            self._warn(f"writes no metrics to {self._path}: {error.strerror or error}", hint_for_file(error))
 
     def _remove_files_of_the_dead(self) -> None:
         """Removes files of ranks that were killed, which node exporter would serve for ever.
@@ -182,6 +183,8 @@ def hint_for_port(error: Exception) -> str:
 
 def hint_for_file(error: OSError) -> str:
     """Return what to do if HOROVOD_METRICS_FILE cannot be written."""
+    if isinstance(error, ForeignPathError):
+        return "put HOROVOD_METRICS_FILE into a folder where only the job's user can write"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "make room on the disk of HOROVOD_METRICS_FILE; the rank tries again"
     return "make the folder of HOROVOD_METRICS_FILE on each host, writable for the job's user"

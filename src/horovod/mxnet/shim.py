@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 import functools
-import sys
 from collections.abc import Sequence
 from ctypes import c_char_p, c_int, c_uint32, c_uint64, c_void_p
 from typing import Any
@@ -22,6 +21,7 @@ from horovod.core import native
 from horovod.core.context import Context
 from horovod.core.exceptions import HorovodInternalError, NotRunningError, RankLeftError
 from horovod.core.telemetry.arrivals import note_framework_waits
+from horovod.core.wording import tell
 from horovod.settings import current_environment
 
 __all__ = ["forget_failures", "generation", "library", "new_step", "push"]
@@ -123,7 +123,7 @@ def _end() -> None:
             continue
         break
     if unread is not None and not had_told:
-        print(f"horovod: error in a result that was never read: {type(unread).__name__}: {unread}", file=sys.stderr)
+        tell(f"horovod: error in a result that was never read: {type(unread).__name__}: {unread}")
 
 
 def _identity(array: Any) -> int | None:

@@ -16,6 +16,7 @@ try:
 except ImportError as error:
     raise ImportError("horovod.ray needs Ray\nhint: pip install 'ray[train]'", name="ray") from error
 
+from horovod.core.missing import attribute
 from horovod.ray.elastic import ElasticRayExecutor
 from horovod.ray.runner import RayExecutor
 from horovod.ray.worker import BaseHorovodWorker
@@ -45,5 +46,5 @@ if not TYPE_CHECKING:  # type checkers refuse other names
 
     def __getattr__(name: str) -> Any:
         if name not in _LATER:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            return attribute(__name__, name)
         return getattr(importlib.import_module(f"{__name__}.{_LATER[name]}"), name)

@@ -30,6 +30,7 @@ from horovod.core.process_sets import ProcessSet, global_process_set
 from horovod.ray import place
 from horovod.ray.coordinator import Coordinator
 from horovod.ray.runner import MiniSettings
+from horovod.world.network import at_port
 
 __all__ = ["register_collective_backend"]
 
@@ -98,7 +99,7 @@ def _world() -> tuple[str | None, int]:
         return None, 0
     world = contexts.current().world
     meeting_point = world.rendezvous
-    where = f"{meeting_point.address}:{meeting_point.port}" if meeting_point else place.whereabouts()["where"]
+    where = f"{at_port(meeting_point.address, meeting_point.port)}" if meeting_point else place.whereabouts()["where"]
     return f"{where} {world.generation}", contexts.rank()
 
 

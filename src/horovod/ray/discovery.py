@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import random
+import sys
 import time
 from collections import Counter
 
 import ray
 
+from horovod.core.wording import tell
 from horovod.elastic.drive.discovery import HostDiscovery
 
 __all__ = ["ChangingNodes", "NodeDiscovery"]
@@ -76,7 +78,7 @@ class ChangingNodes(NodeDiscovery):
         elif count > self.min_hosts:
             self.remove_host(hosts)
         if self.verbose:
-            print(f"hosts of the test: {', '.join(sorted(self._there))}")
+            tell(f"hosts of the test: {', '.join(sorted(self._there))}", sys.stdout)
 
     def find_available_hosts_and_slots(self) -> dict[str, int]:
         hosts = super().find_available_hosts_and_slots()

@@ -27,6 +27,7 @@ from horovod.ray.elastic_v2 import ElasticParams
 from horovod.ray.strategy import BaseStrategy, ColocatedStrategy, PGStrategy
 from horovod.ray.utils import logged_to, packed, setting_of, visible_devices
 from horovod.ray.watch import GRACE_S, Crew
+from horovod.world.files.whole import write_whole
 
 __all__ = ["Coordinator", "MiniSettings", "RayExecutor", "StaticAdapter", "StaticParams"]
 
@@ -329,9 +330,7 @@ class RayExecutor:
     ) -> MiniSettings:
         """The settings of a job: see MiniSettings. `ssh_str` is written to `ssh_identity_file` if there is no such."""
         if ssh_str and ssh_identity_file and not os.path.exists(ssh_identity_file):
-            descriptor = os.open(ssh_identity_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with open(descriptor, "w", encoding="utf-8") as file:
-                file.write(ssh_str)
+            write_whole(ssh_identity_file, ssh_str, private=True)
         return MiniSettings(
             ssh_identity_file=ssh_identity_file,
             timeout_s=timeout_s,

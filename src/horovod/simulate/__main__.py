@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from horovod.core.wording import counted
+from horovod.core.wording import counted, tell
 from horovod.simulate import published, report, run
 from horovod.simulate.arguments import check_file_name, count, gbit, number
 from horovod.simulate.costs import INSIDE_BYTES_PER_S
@@ -20,7 +20,7 @@ from horovod.simulate.models import MODELS
 from horovod.simulate.page import page
 from horovod.simulate.profile import Profile, read_profile
 from horovod.simulate.step import of_model
-from horovod.world.whole_files import check_writable, write_whole
+from horovod.world.files.whole import check_writable, write_whole
 
 __all__ = ["main", "parser"]
 
@@ -102,16 +102,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _check_files(options)
         if options.command == "run":
             return _run(options)
-        print(_published(options) if options.command == "published" else _forecast(options), flush=True)
+        tell(_published(options) if options.command == "published" else _forecast(options), sys.stdout)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader takes only the beginning, as `head` does
         return 0
     except InputError as error:
-        print(f"horovod.simulate: {error}", file=sys.stderr)
+        tell(f"horovod.simulate: {error}")
         return 1
     except OSError as error:
-        print(f"horovod.simulate: cannot write {error.filename or 'the output'}: {error.strerror}", file=sys.stderr)
+        tell(f"horovod.simulate: cannot write {error.filename or 'the output'}: {error.strerror}")
         return 1
     return 0
 
@@ -142,7 +142,7 @@ def _run(options: argparse.Namespace) -> int:
         write_whole(options.trace, json.dumps(run.trace_of(spans, options.ranks)))
     if options.json is not None:
         write_whole(options.json, json.dumps(found, indent=1))
-    print(run.as_text(found), flush=True)
+    tell(run.as_text(found), sys.stdout)
     return 0 if went_well else 1
 
 
@@ -177,6 +177,7 @@ def _job(options: argparse.Namespace) -> Job:
         profile.halves,
         profile.busy_ranks,
         profile.sparse,
+        profile.core_wait,
     )
 
 
@@ -242,10 +243,10 @@ def _measured(text: str) -> list[tuple[int, float]]:
     for part in text.split(","):
         hosts, _, percent = part.strip().partition(":")
         try:
-            known, value = count(hosts), number(percent.removesuffix("%"), 1, 100)
+            known, value = count(hosts), number(percent.removesuffix("%"), 1, 200)
         except argparse.ArgumentTypeError:
             raise argparse.ArgumentTypeError(
-                f"{part!r}: expected HOSTS:PERCENT, such as 2:91.9, from 1 to 100"
+                f"{part!r}: expected HOSTS:PERCENT, such as 2:91.9, from 1 to 200"
             ) from None
         found.append((known, value / 100))
     return found

@@ -10,7 +10,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-__all__ = ["InputError", "number", "pair", "read_json", "shown", "table", "unfit", "whole"]
+from horovod.core.telemetry.core_waits import MOST_TRUSTED
+
+__all__ = ["InputError", "number", "pair", "read_json", "shown", "table", "unfit", "waited_share", "whole"]
 
 # Above it, sums and products of a forecast would lose digits or overflow.
 _MOST = 1e15
@@ -66,6 +68,20 @@ def _check_sizes(content: dict[str, Any], path: str) -> None:
             left += [(f"{place}[{index}]", value[index]) for index in reversed(range(len(value)))]
         elif isinstance(value, (int, float)) and not abs(value) <= _MOST:
             raise unfit(path, place, f"a number of at most {_MOST:g}", value)
+
+
+def waited_share(content: dict[str, Any], path: str) -> float:
+    """Field "core_wait", 0 if there is none: the share of its time in which a measured rank waited for a core.
+
+    Raises InputError if it is too much.
+    """
+    share = number(content.get("core_wait", 0.0), "core_wait", path)
+    if share > MOST_TRUSTED:
+        raise InputError(
+            f"{path}: a measured rank waited for a core {100 * share:.0f}% of its time: the host was too busy\n"
+            "hint: measure again while nothing else runs there, with no more ranks than cores"
+        )
+    return share
 
 
 def table(content: dict[str, Any], name: str, path: str) -> dict[str, Any]:

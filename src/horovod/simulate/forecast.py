@@ -39,7 +39,7 @@ class Job:
 
     hosts: as many, ascending. inside, way: as in Cluster. batch: samples of a rank's step; None: not known. known:
     efficiencies that were measured on this cluster, by number of hosts, 0 to 1. halves: gradients are of 16 bits.
-    busy_ranks: as many ranks of a host were at work when the step was measured. sparse: as in Profile.
+    busy_ranks: as many ranks of a host were at work when the step was measured. sparse, core_wait: as in Profile.
     """
 
     work: Workload
@@ -53,6 +53,7 @@ class Job:
     halves: bool = False
     busy_ranks: int = 1
     sparse: tuple[int, float] = (0, 0.0)
+    core_wait: float = 0.0
 
     def cluster(self, hosts: int) -> Cluster:
         return Cluster(hosts, self.ranks_a_host, self.inside, self.link.network, self.link.gbit, self.way)
@@ -61,6 +62,11 @@ class Job:
     def is_recorded(self) -> bool:
         """True if the step is that of a profile."""
         return bool(self.work.samples)
+
+    @property
+    def most_waited(self) -> float:
+        """The share of its time in which a measured rank, of the profile or the link, waited for a core."""
+        return max(self.core_wait, self.link.core_wait)
 
     @property
     def known_hosts(self) -> int:
@@ -136,7 +142,7 @@ def forecast(job: Job) -> Forecast:
     guess = agreeing(measured, job.ranges)
     misses = (float(np.median(point.forecast(guess, job.known_hosts))) - point.efficiency for point in measured)
     errors = tuple((hosts, 100 * miss) for (hosts, _), miss in zip(job.known, misses, strict=True))
-    rows = tuple(_row(job, hosts, guess, _miss(errors)) for hosts in job.hosts)
+    rows = tuple(_row(job, hosts, guess, _miss(errors) + 100 * job.most_waited) for hosts in job.hosts)
     gains = sorted(_what_ifs(job, job.hosts[-1], guess), key=lambda one: -one.gain.middle)
     return Forecast(job, rows, tuple(gains), errors)
 

@@ -8,7 +8,7 @@ import os
 
 from horovod.simulate.costs import STEP_S
 from horovod.simulate.draws import Range, Ranges
-from horovod.simulate.errors import InputError, number, pair, read_json, shown, unfit, whole
+from horovod.simulate.errors import InputError, number, pair, read_json, shown, unfit, waited_share, whole
 
 __all__ = ["FASTER_GBIT", "FORMAT", "LIMITS", "PRESETS", "VERSION", "Link", "link_of"]
 
@@ -24,7 +24,7 @@ LIMITS: dict[str, Range] = {
     "overhead_us": (1e-3, 1e6),
     "interference": (0.0, 5.0),
 }
-_FIELDS = ("format", "version", "network", "gbit", "hosts", *LIMITS)
+_FIELDS = ("format", "version", "network", "gbit", "hosts", "core_wait", *LIMITS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Link:
     network: tcp or rdma. gbit: nominal rate of a host, in Gbit/s. utilisation: the part of it that an allreduce
     reaches, 0 to 1, lowest and highest. latency_us: of a step of an allreduce. overhead_us: processor time of a message
     at either end. interference: how much slower a CPU computes while data moves; 0.1: by a tenth. source: where the
-    numbers are from. hosts: how many were measured; 1: none.
+    numbers are from. hosts: how many were measured; 1: none. core_wait: see errors.waited_share.
     """
 
     name: str
@@ -46,6 +46,7 @@ class Link:
     overhead_us: Range = (1.0, 6.0)
     hosts: int = 1
     interference: Range | None = None
+    core_wait: float = 0.0
 
     @property
     def ranges(self) -> Ranges:
@@ -108,5 +109,6 @@ def link_of(text: str) -> Link:
         number(content.get("gbit"), "gbit", text, _LEAST_GBIT),
         source=text,
         hosts=whole(content.get("hosts", 1), "hosts", text, 1, _MOST_HOSTS),
+        core_wait=waited_share(content, text),
         **ranges,
     )

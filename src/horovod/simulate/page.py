@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from html import escape
 
 from horovod.core.wording import counted
 from horovod.simulate.forecast import CAUSES, Forecast
 from horovod.simulate.report import as_text, assumptions, hints, title
-from horovod.trace.html import bar, begin, facts, key
+from horovod.trace.html import bar, begin, escape, facts, key
 
 __all__ = ["page"]
 

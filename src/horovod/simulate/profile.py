@@ -8,13 +8,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from horovod.core import native
 from horovod.core.wording import counted
 from horovod.gradients.recording import FEWEST_STEPS, FORMAT, VERSION
-from horovod.simulate.errors import InputError, number, read_json, table, unfit, whole
+from horovod.simulate.errors import InputError, number, read_json, table, unfit, waited_share, whole
 from horovod.simulate.step import Workload
 
 __all__ = ["Profile", "read_profile", "sparse_in_words"]
 
+_DTYPES = (*native.DTYPE_NAMES, "complex64", "complex128")
 _MOST_RANKS = 100_000
 _MOST_BYTES = 10**15
 _LEAST_MS = 0.001  # the last digit that is recorded
@@ -34,7 +36,8 @@ class Profile:
     """A workload, and what the forecast says of its origin.
 
     device: cpu or gpu. busy_ranks: as many trained side by side. halves: most bytes of the gradients are of 16 bits.
-    sparse: how many gradients are sparse, and their bytes on one rank.
+    sparse: how many gradients are sparse, and their bytes on one rank. core_wait: the share of its time in which the
+    rank waited for a core.
     """
 
     work: Workload
@@ -42,6 +45,7 @@ class Profile:
     busy_ranks: int
     halves: bool
     sparse: tuple[int, float] = (0, 0.0)
+    core_wait: float = 0.0
 
 
 def sparse_in_words(sparse: tuple[int, float]) -> str:
@@ -66,11 +70,15 @@ def read_profile(path: str) -> Profile:
     if device not in ("cpu", "gpu"):
         raise unfit(path, "device", '"cpu" or "gpu"', device)
     busy_ranks = whole(content.get("busy_ranks"), "busy_ranks", path, 1, _MOST_RANKS)
+    core_wait = waited_share(content, path)
     steps = _steps(content, path)
     gradients = _gradients(content, path)
     forward, backward, update = (_median(content, part, path) for part in ("forward_ms", "backward_ms", "update_ms"))
     if backward < _LEAST_MS:
         raise InputError(f'{path}: field "backward_ms": the job made no backward pass\nhint: record training')
+    for place, ready in enumerate(gradients.ready_ms):
+        if ready > max(steps):
+            raise unfit(path, f"gradients.ready_ms[{place}]", f"at most the longest step, {max(steps):g} ms", ready)
     at = 1e-3 * (forward + np.array(gradients.ready_ms, np.float64))
     order = np.argsort(at, kind="stable")
     sizes = np.array(gradients.sizes, np.float64)
@@ -81,7 +89,7 @@ def read_profile(path: str) -> Profile:
     work = Workload(name, to_mean * at[order], sizes[order], to_mean * compute_s, to_mean * update_s, steps)
     of_16_bits = sizes[["16" in dtype for dtype in gradients.dtypes]].sum()
     sparse = (len(gradients.sparse), float(sizes[gradients.sparse].sum()))
-    return Profile(work, device, busy_ranks, bool(of_16_bits > sizes.sum() / 2), sparse)
+    return Profile(work, device, busy_ranks, bool(of_16_bits > sizes.sum() / 2), sparse, core_wait)
 
 
 def _steps(content: dict[str, Any], path: str) -> tuple[float, ...]:
@@ -114,6 +122,9 @@ def _gradients(content: dict[str, Any], path: str) -> _Gradients:
         for place, text in enumerate(texts):
             if not isinstance(text, str):
                 raise unfit(path, f"gradients.{column}[{place}]", "a text", text)
+    for place, text in enumerate(dtypes):
+        if text not in _DTYPES:
+            raise unfit(path, f"gradients.dtype[{place}]", "a type that can be reduced, such as float32", text)
     return _Gradients(
         dtypes,
         [whole(size, f"gradients.bytes[{place}]", path, 0, _MOST_BYTES) for place, size in enumerate(sizes)],

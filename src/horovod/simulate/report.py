@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from horovod.core.telemetry.core_waits import LEAST_TOLD
 from horovod.core.wording import counted
 from horovod.simulate.draws import Band
 from horovod.simulate.forecast import CAUSES, WIDE_POINTS, Forecast, Job, Row
@@ -52,6 +53,11 @@ def hints(made: Forecast) -> Iterator[str]:
         yield (
             f"warning: the profile is of {counted(job.busy_ranks, 'busy rank')} on its host, not of {job.ranks_a_host}"
             f"\nhint: horovodrun -np {job.ranks_a_host} --profile FILE records a rank with busy neighbours"
+        )
+    if job.most_waited > LEAST_TOLD:
+        yield (
+            f"warning: a measured rank waited for a core {100 * job.most_waited:.0f}% of its time, so both ends of "
+            "each band move out by as many points\nhint: measure again while nothing else runs on the hosts"
         )
     if warning := sparse_in_words(job.sparse):
         yield warning

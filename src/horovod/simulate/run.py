@@ -7,13 +7,12 @@ import argparse
 import dataclasses
 import re
 import shlex
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from horovod.core.wording import counted
+from horovod.core.wording import counted, tell
 from horovod.simulate.costs import STEP_S
 from horovod.simulate.errors import InputError
 from horovod.simulate.links import Link, link_of
@@ -103,10 +102,10 @@ def simulate(options: argparse.Namespace) -> tuple[dict[str, Any], bool]:
         found, problem = _run(options, names, link, faults, seed)
         if problem:
             failures.append({"seed": seed, "problem": problem, "replay": _replay(options.given, seed)})
-            print(f"seed {seed}: {problem}\nhint: replay it by: {failures[-1]['replay']}", file=sys.stderr)
+            tell(f"seed {seed}: {problem}\nhint: replay it by: {failures[-1]['replay']}")
         elif options.seeds > 1:
             missed = "".join(f"; {text} never came" for text in _missed(found))
-            print(f"seed {seed}: {found['events']} events, all held{missed}", file=sys.stderr)
+            tell(f"seed {seed}: {found['events']} events, all held{missed}")
     bytes_of_all = _ELEMENT_BYTES * sum(name.elements for name in names)
     job = {"hosts": options.hosts, "ranks_per_host": options.ranks, "names": len(names), "bytes": bytes_of_all}
     made = {"version": 1, "job": job, "link": link, "seed": options.seed, "seeds": options.seeds}
@@ -171,10 +170,9 @@ class _Progress:
         if now - self._last < _SECONDS_BETWEEN_LINES:
             return
         self._last = now
-        print(
+        tell(
             f"{now - self._begun:5.0f} s: step {report['step']}, {report['virtual_ns'] / 1e6:.1f} ms of virtual time, "
-            f"{report['events']} events, {report['ranks_done']} of {self._ranks} ranks done",
-            file=sys.stderr,
+            f"{report['events']} events, {report['ranks_done']} of {self._ranks} ranks done"
         )
 
 
@@ -184,7 +182,7 @@ def _names(options: argparse.Namespace) -> list[Name]:
         return [Name(f"gradient.{number}", elements) for number in range(options.names)]
     profile = read_profile(options.profile)
     if warning := sparse_in_words(profile.sparse):
-        print(warning, file=sys.stderr)
+        tell(warning)
     work = profile.work
     return [
         Name(f"gradient.{number}", max(1, int(size) // _ELEMENT_BYTES), 1e6 * float(ready))
@@ -230,7 +228,7 @@ def trace_of(spans: Sequence[Sequence[Any]], ranks_per_host: int) -> dict[str, A
 
 def _check_memory(ranks: int, names: int) -> None:
     needed, free = needed_bytes(ranks, names), _free_bytes()
-    print(f"memory: about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free", file=sys.stderr)
+    tell(f"memory: about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free")
     if needed > free:
         raise InputError(
             f"{counted(ranks, 'rank')} with {counted(names, 'name')} need about {needed / 1e9:.1f} GB of memory, and "

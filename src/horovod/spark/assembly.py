@@ -20,7 +20,7 @@ from horovod.launcher.function.supervised import Supervised
 from horovod.launcher.job.supervision import Conclusion
 from horovod.settings import environment_of
 from horovod.spark import gpus
-from horovod.world.network import own_addresses
+from horovod.world.network import LOOPBACK, own_addresses
 from horovod.world.topology import places_of, ranks_text
 
 __all__ = ["PROGRESS_S", "SPARK_END_S", "Assembly", "Ended", "OfSpark", "addresses_on", "late", "progress"]
@@ -272,7 +272,7 @@ class Assembly:
 def addresses_on(interface: str, named: str | None = None) -> list[str]:
     """Where tasks look for this process, the best first. `named`: what Spark calls this machine, if it does."""
     if interface == "lo":
-        return ["127.0.0.1"]
+        return [LOOPBACK]
     return list(dict.fromkeys([*([named] if named else []), *own_addresses()]))
 
 

@@ -31,7 +31,7 @@ from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelp
 from horovod.tensorflow.ops import *  # noqa: F403
 from horovod.tensorflow.optimizer import DistributedOptimizer
 from horovod.tensorflow.replicas import check_replicas
-from horovod.tensorflow.shim import register
+from horovod.tensorflow.shim import follow_init
 from horovod.tensorflow.state import (
     BroadcastGlobalVariablesHook,
     allgather_object,
@@ -72,7 +72,7 @@ __all__ += basics.__all__ + ops.__all__
 watch(__name__)
 
 with contextlib.suppress(ImportError):  # the first operation raises it again
-    register()
+    follow_init()
 
 
 def __dir__() -> list[str]:

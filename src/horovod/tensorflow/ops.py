@@ -188,8 +188,8 @@ def _sparse_allreduce(
             "sparse_allreduce", [slices.values, slices.indices], name, ignore_name_scope, process_set
         )
         if op == Average:
-            divide = tf.truncatediv if values.dtype.is_integer else tf.divide  # as a dense Average does
-            values = divide(values, tf.cast(size_op(process_set.process_set_id or 0), values.dtype))
+            # Of integers the result is floating-point, unlike a dense Average.
+            values = values / tf.cast(size_op(process_set.process_set_id or 0), values.dtype)
     return tf.IndexedSlices(values, indices, dense_shape=slices.dense_shape)
 
 

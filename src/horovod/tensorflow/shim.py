@@ -20,7 +20,7 @@ from horovod.core.telemetry.arrivals import note_framework_waits
 from horovod.tensorflow import gpus
 from horovod.tensorflow.patches import keep_order
 
-__all__ = ["library", "library_path", "operations", "register"]
+__all__ = ["follow_init", "library", "library_path", "operations"]
 
 
 def library_path() -> str:
@@ -50,10 +50,20 @@ def operations() -> Any:
     why = _opened().hvd_tensorflow_error().decode()
     if why:
         raise ImportError(f"Horovod's kernels do not fit TensorFlow {tf.__version__}: {why}")
+    _opened().hvd_tensorflow_xla_available()  # registers XLA's part, which saved functions may hold
     keep_order()
-    contexts.watch(_attach)
     note_framework_waits()
     return module
+
+
+@functools.cache
+def follow_init() -> None:
+    """From now on the kernels know the generation that runs, whatever is built or loaded later.
+
+    Raises ImportError as register() does.
+    """
+    register()
+    contexts.watch(_attach)
 
 
 def library() -> ctypes.CDLL:
@@ -70,16 +80,19 @@ def _opened() -> ctypes.CDLL:
     opened.hvd_tensorflow_take_gpus.restype = None
     opened.hvd_tensorflow_attach.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32]
     opened.hvd_tensorflow_attach.restype = None
-    opened.hvd_tensorflow_xla_plan.argtypes = [ctypes.c_void_p]
-    opened.hvd_tensorflow_xla_plan.restype = opened.hvd_tensorflow_xla_calls.restype = ctypes.c_int64
+    opened.hvd_tensorflow_xla_calls.restype = ctypes.c_int64
     return opened
 
 
 def _attach(context: Context | None) -> None:
     if context is None:
         _opened().hvd_tensorflow_attach(None, 0, 0)
-    else:
-        # Kernels of XLA go on after the launch, so a commit has to wait for the GPU.
-        context.uses_gpus = context.uses_gpus or gpus.eigen_device() is not None
-        here = context.world.identity
-        _opened().hvd_tensorflow_attach(context.pointer, here.local_rank, here.local_size)
+        return
+    try:
+        operations()
+    except ImportError:
+        return  # the first operation raises it again
+    # Kernels of XLA go on after the launch, so a commit has to wait for the GPU.
+    context.uses_gpus = context.uses_gpus or gpus.eigen_device() is not None
+    here = context.world.identity
+    _opened().hvd_tensorflow_attach(context.pointer, here.local_rank, here.local_size)

@@ -7,14 +7,12 @@ overlaps with the backward pass. Several calls of one function run in the order 
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from horovod.core.native import ALLREDUCE, DTYPE_NAMES, Sum
-from horovod.core.requests import request_of
+from horovod.core.native import DTYPE_NAMES, Sum
 from horovod.tensorflow import gpus
 from horovod.tensorflow.shim import library
 
@@ -77,16 +75,10 @@ def reduced(
         if not tensor.shape.is_fully_defined():
             raise ValueError(f"{name}: XLA needs static shapes, got {tensor.shape}\nhint: jit_compile=False")
         metas.append((DTYPE_NAMES.index(tensor.dtype.name), tuple(tensor.shape)))
-    request = request_of(
-        ALLREDUCE,
-        name.encode(),
-        tuple(metas),
-        op=attributes.get("reduce_op", Sum),
-        prescale=float(attributes["prescale"]),
-        postscale=float(attributes["postscale"]),
-        process_set=attributes["process_set"],
-    )
-    number = library().hvd_tensorflow_xla_plan(ctypes.addressof(request))
+    # All of the request, so that a saved function can be loaded in any process.
+    numbers = [attributes.get("reduce_op", Sum), *(attributes[key] for key in ("process_set", "prescale", "postscale"))]
+    numbers += [len(metas), *(number for dtype, shape in metas for number in (dtype, len(shape), *shape))]
+    request = " ".join(map(str, numbers))
 
     @tf.custom_gradient
     def call(*tensors: Any) -> Any:
@@ -98,7 +90,7 @@ def reduced(
             "horovod_grouped_allreduce",
             [*tensors, *before],
             [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors],
-            backend_config=f"{number},{len(before)}",
+            backend_config=f"{len(before)} {request} {name}",
             has_side_effect=True,
         )
         setattr(graph, _LAST, results[:1])

@@ -19,7 +19,7 @@ from horovod.core.tensors import unsupported_dtype
 from horovod.torch import gpus
 from horovod.torch.gpus import TensorOnGpu
 
-__all__ = ["TorchAdapter", "collectives", "has_overlap"]
+__all__ = ["TorchAdapter", "check_writable", "collectives", "has_overlap"]
 
 Staged: TypeAlias = Any  # a Tensor, or a TensorOnGpu
 _DTYPES = [getattr(torch, name) for name in native.DTYPE_NAMES]
@@ -30,6 +30,16 @@ _COMPLEX = (torch.complex64, torch.complex128)
 def has_overlap(tensor: Tensor) -> bool:
     """True if elements share memory, as in expand(): such a tensor can be read, not written."""
     return any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape, strict=True))
+
+
+def check_writable(tensor: Tensor) -> None:
+    """Raises InvalidRequestError for a tensor that cannot take a result."""
+    _check_layout(tensor)
+    if not tensor.is_contiguous() and has_overlap(tensor):
+        raise InvalidRequestError(
+            "the result cannot be written into an expanded tensor, whose elements share memory\n"
+            "hint: call .contiguous() first"
+        )
 
 
 class TorchAdapter:
@@ -67,11 +77,7 @@ class TorchAdapter:
     def stage_in_place(self, tensor: Tensor) -> Staged:
         if _is_plain(tensor):
             return tensor
-        if not tensor.is_contiguous() and has_overlap(tensor):
-            raise InvalidRequestError(
-                "an operation in place needs a tensor whose elements have memory of their own, got an expanded one\n"
-                "hint: call .contiguous() first"
-            )
+        check_writable(tensor)
         return self.stage(tensor)
 
     def address(self, staged: Staged) -> int:
@@ -118,6 +124,10 @@ def _explain(tensor: Tensor) -> None:
         raise TypeError(f"expected a torch.Tensor, got {type(tensor).__name__}")
     if tensor.dtype not in _NUMBER_OF and tensor.dtype not in _COMPLEX:
         raise unsupported_dtype(tensor.dtype)
+    _check_layout(tensor)
+
+
+def _check_layout(tensor: Tensor) -> None:
     if tensor.layout is not torch.strided:
         raise InvalidRequestError(
             f"layout {tensor.layout} is not supported: expected a dense tensor\nhint: call .to_dense() first; for COO "

@@ -10,12 +10,13 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from horovod.core.wording import tell
 from horovod.trace.export import export
 from horovod.trace.page import page
 from horovod.trace.reader import NotATimelineError, Reader
 from horovod.trace.summary import difference, summarize
 from horovod.trace.text import as_text, difference_as_text
-from horovod.world.whole_files import named, write_whole
+from horovod.world.files.whole import named, write_whole
 
 __all__ = ["main", "parser"]
 
@@ -47,10 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader takes only the beginning, as `head` does
         return 0
     except NotATimelineError as error:
-        print(f"horovod.trace: {error}", file=sys.stderr)
+        tell(f"horovod.trace: {error}")
         return 1
     except OSError as error:
-        print(f"horovod.trace: cannot write {error.filename}: {error.strerror}", file=sys.stderr)
+        tell(f"horovod.trace: cannot write {error.filename}: {error.strerror}")
         return 1
     return 0
 
@@ -72,7 +73,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 def _print(text: str) -> None:
     try:
         with named("standard output"):
-            print(text, flush=True)
+            tell(text, sys.stdout)
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the end of Python, which tries again
         raise
@@ -101,7 +102,7 @@ def _summarized(options: argparse.Namespace) -> str:
 
 def _progress(path: str) -> Callable[[float], None]:
     def report(done: float) -> None:
-        print(f"horovod.trace: {path}: {done:.0%} read", file=sys.stderr)
+        tell(f"horovod.trace: {path}: {done:.0%} read")
 
     return report
 

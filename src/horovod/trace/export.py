@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
 from horovod.trace.reader import Reader
-from horovod.world.whole_files import named
+from horovod.world.files.places import make_folder
+from horovod.world.files.whole import named, open_in_place
 
 __all__ = ["export"]
 
@@ -26,11 +28,11 @@ def export(reader: Reader, folder: Path) -> list[Path]:
 
 
 def _written(reader: Reader, folder: Path) -> list[Path]:
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     ranks = reader.ranks()
     paths = {rank: folder / f"rank.{rank}.json" for rank in ranks}
-    files = {rank: path.open("w") for rank, path in paths.items()}
-    try:
+    with contextlib.ExitStack() as stack:
+        files = {rank: stack.enter_context(open(path, "w", opener=open_in_place)) for rank, path in paths.items()}
         for rank, file in files.items():
             # A place in the world: that of the file is all that is known.
             info = {"backend": "horovod", "rank": rank, "world_size": max(ranks) + 1}
@@ -39,9 +41,6 @@ def _written(reader: Reader, folder: Path) -> list[Path]:
         _write_spans(reader, files)
         for file in files.values():
             file.write("\n]}\n")
-    finally:
-        for file in files.values():
-            file.close()
     return list(paths.values())
 
 

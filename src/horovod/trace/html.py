@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Sequence
-from html import escape
 
 from horovod import __version__
+from horovod.core.wording import plain
 
-__all__ = ["bar", "begin", "facts", "key"]
+__all__ = ["bar", "begin", "escape", "facts", "key"]
 
 _STYLE = """
 :root { color-scheme: light dark; --ground: #fff; --ink: #1b1f24; --soft: #57606a; --line: #d0d7de;
@@ -41,6 +42,11 @@ pre { overflow-x: auto; padding: .75rem; border: 1px solid var(--line); border-r
   .row .bar { grid-column: 1 / -1; grid-row: 2; }
   .lanes { grid-template-columns: 1fr; } }
 """
+
+
+def escape(text: str) -> str:
+    """Any text as a part of a page."""
+    return html.escape(plain(text))
 
 
 def begin(title: str) -> str:

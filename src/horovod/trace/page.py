@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from html import escape
 from typing import Any
 
-from horovod.trace.html import bar, begin, facts, key
+from horovod.trace.html import bar, begin, escape, facts, key
 from horovod.trace.one_step import LANES, one_step
 from horovod.trace.reader import Reader
 from horovod.trace.summary import STEP_KEYS

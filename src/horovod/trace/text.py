@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from horovod.core.wording import on_one_line
+
 __all__ = ["EXPOSED", "UNKNOWN", "as_text", "difference_as_text", "milliseconds", "share"]
 
 _TENSORS = 10
@@ -152,6 +154,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[st
 
 
 def _short(name: str) -> str:
+    name = on_one_line(name)
     return name if len(name) <= _NAME else f"{name[: _NAME - 13]}...{name[-10:]}"
 
 

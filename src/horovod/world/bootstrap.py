@@ -452,6 +452,8 @@ class _Start:
         others = communicators.control_peers(digest.topology.host_of_rank, self.rank, self.settings.relays_above_hosts)
         wanted |= {peer: wanted.get(peer, []) + links.LEADER_LINKS for peer in others}
         problem = None
+        if self.size > 1:
+            self.deadline = self.meeting.all_are_here()
         if not wanted and self.mesh is not None:
             self.mesh.close()
         elif self.mesh is not None:
@@ -477,11 +479,12 @@ class _Start:
         assert mesh is not None
         try:
             if problem is None:
-                mesh.connect(digest.places, self.deadline, self._guard)
+                # The others hear of a failure before their time is up.
+                mesh.connect(digest.places, self.deadline - self.settings.start_timeout_s / 4, self._guard)
         except OSError as error:
             if isinstance(error, UnreachableError) and (self.watch is None or self.watch.end(0.0) is None):
                 self.unreached.add(min(others))  # the only lower one
-            problem = f"rank {self.rank}: {error}"
+            problem = f"rank {self.rank}: {error}" + links.HINT * isinstance(error, UnreachableError)
         outcome = self.meeting.finish(self.rank, digest.topology.leaders, problem)
         if outcome["problem"] is None:
             linked = mesh.take(self._until())

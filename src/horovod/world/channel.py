@@ -34,6 +34,7 @@ from collections.abc import Callable
 from typing import Any
 
 from horovod.world.forks import accept, close_in_forked_child
+from horovod.world.network import at_port
 
 __all__ = [
     "AuthenticationError",
@@ -273,7 +274,7 @@ class Listener:
                 if self._closing.is_set() or error.errno in (errno.EBADF, errno.EINVAL):
                     return
                 continue  # the peer was gone before it was accepted
-            peer = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "a process of this host"
+            peer = at_port(*address[:2]) if isinstance(address, tuple) else "a process of this host"
             thread = threading.Thread(target=self._handle, args=(connection, peer), name="horovod-peer", daemon=True)
             self._handshakes.acquire()
             with self._lock:

@@ -17,20 +17,14 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 
-from horovod.core.exceptions import NOT_REACHED
 from horovod.world.channel import UnreachableError
 from horovod.world.forks import close_in_forked_child
-from horovod.world.links import DATA_LINKS, Link, Mesh, Purpose
+from horovod.world.links import DATA_LINKS, HINT, Link, Mesh, Purpose
 
 __all__ = ["DataLinkOpener"]
 
 _RANK = struct.Struct("=i")
 _MAX_TEXT_BYTES = 2000
-_HINT = (
-    f"\n{NOT_REACHED} between the two hosts may refuse or drop connections: let the hosts of a job connect to each "
-    "other at any port. Each rank listens at a free port of its system (sysctl net.ipv4.ip_local_port_range). If "
-    "several networks connect the hosts, --network-interface (HOROVOD_GLOO_IFACE) chooses one"
-)
 _PATIENCE_S = 0.2  # most higher ranks come at once
 
 
@@ -191,7 +185,7 @@ class DataLinkOpener:
     def _refuse(self, peer: int, why: OSError) -> None:
         text = f"rank {self._rank} at {self._mesh.address} could not open a data link with rank {peer}: {why}"
         if isinstance(why, UnreachableError):
-            text += _HINT
+            text += HINT
             with self._lock:
                 if not self._closing:
                     self._unreached.add(peer)

@@ -12,17 +12,20 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import logging
 import os
 import time
 from pathlib import Path
 
-from horovod.world.private_files import NotPrivateError, private_folder, read_private, write_private
+from horovod.world.files.private import NotPrivateError, own_folder, own_folders, read_private, write_private
 from horovod.world.secret import SECRET_BYTES
 
 __all__ = ["JobFile", "running_jobs", "write"]
 
 _LONGEST_BYTES = 1 << 16
 _LONGEST_COMMAND = 200
+_BASE = "/tmp"  # not a folder that the environment names: batch systems and logins set different ones
+_log = logging.getLogger("horovod")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +48,7 @@ class JobFile:
 
     def remove(self) -> None:
         if self.path is not None:
-            with contextlib.suppress(OSError, NotPrivateError):  # no reason for a job to end with an error
+            with contextlib.suppress(OSError):  # no reason for a job to end with an error
                 self.path.unlink(missing_ok=True)
                 running_jobs()
 
@@ -61,12 +64,11 @@ class JobFile:
 
 
 def write(address: str, port: int, secret: bytes, command: str) -> JobFile | None:
-    """Announces the job on this host; None if there can be no file, which must not keep a job from running."""
-    folder = _folder()
+    """Announces the job on this host. If there can be no file, says so and returns None: the job runs without."""
     job = JobFile(
         address, port, secret, os.getpid(), " ".join(command.split())[:_LONGEST_COMMAND], time.time(), _pid_space()
     )
-    path = folder / f"{job.id}-{job.pid}"
+    name = f"{job.id}-{job.pid}"
     fields = {
         "address": address,
         "port": port,
@@ -77,37 +79,39 @@ def write(address: str, port: int, secret: bytes, command: str) -> JobFile | Non
         "pid_space": job.pid_space,
     }
     try:
-        private_folder(folder)
-        write_private(path, json.dumps(fields).encode())
-    except (OSError, NotPrivateError):
+        folder, path = own_folder(_BASE, f"horovod-{os.geteuid()}")
+        try:
+            write_private(folder, name, json.dumps(fields).encode())
+        finally:
+            os.close(folder)
+    except OSError as error:
+        _log.warning(
+            "horovod: warning: horovodrun jobs, top and stacks will not find this job on this host: cannot write in "
+            "%s: %s; the job itself goes on",
+            _BASE,
+            error.strerror,
+        )
         return None
-    return dataclasses.replace(job, path=path)
+    return dataclasses.replace(job, path=Path(path, name))
 
 
 def running_jobs() -> list[JobFile]:
     """The user's jobs of which this host has a file, the newest first; of the files of one job the oldest one.
 
-    Removes files of processes that have ended. Raises NotPrivateError if another user can change the files.
+    Removes files of processes that have ended. Other users' folders and files do not count.
     """
-    folder = _folder()
-    if not folder.is_dir():
-        return []
-    private_folder(folder)
     jobs: dict[str, JobFile] = {}
-    for path in sorted(folder.iterdir()):
-        job = None
-        with contextlib.suppress(NotPrivateError):
-            job = _parsed(read_private(path, _LONGEST_BYTES), path)
-        if job is not None and job.has_ended():
-            path.unlink(missing_ok=True)
-        elif job is not None and (job.id not in jobs or job.began_s < jobs[job.id].began_s):
-            jobs[job.id] = job
+    for folder, path in own_folders(_BASE, f"horovod-{os.geteuid()}"):
+        for name in sorted(os.listdir(folder)):
+            job = None
+            with contextlib.suppress(NotPrivateError):
+                job = _parsed(read_private(folder, name, _LONGEST_BYTES), Path(path, name))
+            if job is not None and job.has_ended():
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=folder)
+            elif job is not None and (job.id not in jobs or job.began_s < jobs[job.id].began_s):
+                jobs[job.id] = job
     return sorted(jobs.values(), key=lambda job: -job.began_s)
-
-
-def _folder() -> Path:
-    # Not a folder that the environment names: batch systems and logins set different ones.
-    return Path(f"/tmp/horovod-{os.geteuid()}")
 
 
 def _pid_space() -> str:

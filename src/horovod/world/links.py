@@ -18,9 +18,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from horovod.core.exceptions import NOT_REACHED
 from horovod.core.temporary_files import memory_file
 from horovod.world.channel import Channel, ChannelError, Listener, UnreachableError, authenticate_client
 from horovod.world.forks import close_in_forked_child
+from horovod.world.network import at_port, connected, listening
 
 __all__ = [
     "DATA_LINKS",
@@ -41,6 +43,13 @@ _LOCAL = "local link"
 _MESH = "link"
 _TOKEN_BYTES = 32
 
+
+# Of an UnreachableError.
+HINT = (
+    f"\n{NOT_REACHED} between the two hosts may refuse or drop connections: let the hosts of a job connect to each "
+    "other at any port. Each rank listens at a free port of its system (sysctl net.ipv4.ip_local_port_range). If "
+    "several networks connect the hosts, --network-interface (HOROVOD_GLOO_IFACE) chooses one"
+)
 
 # Told of each connection that this rank is about to wait on, so that another thread can end the wait.
 Guard = Callable[[socket.socket], None]
@@ -231,8 +240,7 @@ class Mesh:
         self._connected: list[Link] = []
         self._accepted = _Links()
         self._listener: Listener | None = None
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._listening = socket.create_server((address, 0), family=family, backlog=1024)
+        self._listening = listening(address, backlog=1024)
         self.port: int = self._listening.getsockname()[1]
         close_in_forked_child(self._listening)
 
@@ -281,16 +289,10 @@ class Mesh:
     def _greet(
         self, peer: int, place: tuple[str, int], hello: dict[str, Any], deadline: float, guard: Guard
     ) -> socket.socket:
-        where = f"rank {peer} at {place[0]}:{place[1]}"
-        connection = None
+        where = f"rank {peer} at {at_port(*place)}"
         try:
-            connection = socket.socket(socket.AF_INET6 if ":" in place[0] else socket.AF_INET, socket.SOCK_STREAM)
-            guard(connection)
-            connection.settimeout(max(0.01, deadline - time.monotonic()))
-            connection.connect(place)
+            connection = connected(*place, max(0.01, deadline - time.monotonic()), guard)
         except (OSError, OverflowError) as error:  # overflow: a port that is none
-            if connection is not None:
-                connection.close()
             why = getattr(error, "strerror", None) or error
             raise UnreachableError(f"{where} cannot be reached: {why}") from error
         channel = authenticate_client(connection, self._secret, _MESH, deadline, where)

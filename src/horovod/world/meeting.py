@@ -23,6 +23,7 @@ from typing import Any
 from horovod.core.exceptions import StartError, text_of
 from horovod.core.wording import counted
 from horovod.world.agreed_sets import Places, agreed, check_places
+from horovod.world.links import HINT
 from horovod.world.rendezvous import Rendezvous
 from horovod.world.topology import Identity, Topology, hosts_of, places_of, ranks_text
 
@@ -32,7 +33,7 @@ __all__ = ["TOLD_AS_THEY_ARE", "Digest", "Meeting", "check_record", "read_digest
 _EQUAL_SETTINGS = (
     ("fusion_threshold_bytes", "HOROVOD_FUSION_THRESHOLD"),
     ("transport", "HOROVOD_TRANSPORT"),
-    ("on_gpus", "a setting for GPUs (docs/gpu.md)"),
+    ("on_gpus", "a setting for GPUs (horovodrun --explain gpu)"),
     ("pretend_hosts", "HOROVOD_PRETEND_HOSTS"),
     ("host_group_size", "HOROVOD_HOST_GROUP_SIZE"),
     ("size", "HOROVOD_SIZE"),
@@ -73,6 +74,7 @@ _DIGEST: Fields = {**OUTCOME, "code": _TEXT, **dict.fromkeys(("hosts", "places",
 
 _WITHOUT_PORTS = ("auto", "shm")  # what HOROVOD_TRANSPORT may be on one host if a rank has no port
 _MISSING = object()  # of none of the types
+_CONNECTS = " to connect"
 _KEYS_AT_ONCE = 256  # so that no answer comes near the longest message
 
 
@@ -236,6 +238,11 @@ class Meeting:
 
     # a step of the hosts' leaders
 
+    def all_are_here(self) -> float:
+        """All ranks have called init: the time limit starts again, the same for all. Returns the new deadline."""
+        self._deadline = time.monotonic() + self._start_timeout_s
+        return self._deadline
+
     def finish(self, leader: int, leaders: Sequence[int], problem: str | None) -> dict[str, Any]:
         """After the leaders have linked: exchanges what went wrong, so that all get the same error. Rank 0 judges."""
         if leader != 0:
@@ -289,16 +296,17 @@ class Meeting:
         here = self._rendezvous.entered(self._generation)
         size, waited_s = self._identity.size, f"{self._start_timeout_s:g} s"
         absent = [rank for rank in range(size) if rank not in here]
-        hint = "look at the output of the missing ranks"
+        hint = "hint: look at the output of the ranks it waits for"
         if absent:
             whom = f"{ranks_text(absent)} of {size}, which {'has' if len(absent) == 1 else 'have'} not called init"
             whom += f"; here: {ranks_text(here) if here else 'no rank'}"
         else:
+            theirs = "; HOROVOD_HOSTNAME, HOROVOD_LOCAL_RANK and HOROVOD_CROSS_RANK must fit together on all ranks"
+            hint = HINT.strip() if whom.endswith(_CONNECTS) else hint + theirs
             whom += f", though all {size} ranks have called init"
-            hint += "; HOROVOD_HOSTNAME, HOROVOD_LOCAL_RANK and HOROVOD_CROSS_RANK must fit together on all ranks"
         return StartError(
             f"rank {self._identity.rank} waited {waited_s} in init for {whom}\n"
-            f"hint: {hint}; HOROVOD_START_TIMEOUT (seconds) lets init wait longer",
+            f"{hint}; HOROVOD_START_TIMEOUT (seconds) lets init wait longer",
             "start-timeout",
         )
 
@@ -314,8 +322,8 @@ def _whose(name: str) -> str:
         "member": f"local rank {local_rank} of host {host!r}",
         "host": f"the leader of host number {where}",
         "digest": "the leader of host number 0",
-        "linked": f"rank {where} to connect",
-        "outcome": "rank 0 to connect",
+        "linked": f"rank {where}{_CONNECTS}",
+        "outcome": f"rank 0{_CONNECTS}",
     }[kind]
 
 

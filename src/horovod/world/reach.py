@@ -3,14 +3,11 @@
 
 from __future__ import annotations
 
-import errno
-import os
-import selectors
-import socket
 import time
 from collections.abc import Iterable
 
-from horovod.world.channel import Channel, ChannelError, authenticate_client
+from horovod.world.channel import Channel, authenticate_client
+from horovod.world.network import at_port, attempts, ways_to
 from horovod.world.rendezvous import PURPOSE
 
 __all__ = ["reach"]
@@ -29,36 +26,22 @@ def reach(
     reached: dict[str, Channel] = {}
     unreached: dict[str, str] = {}
     deadline = time.monotonic() + timeout_s
-    with selectors.DefaultSelector() as selector:
-        for address in addresses:
-            connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-            connection.setblocking(False)
-            code = connection.connect_ex((address, port))
-            if code in (0, errno.EINPROGRESS):
-                selector.register(connection, selectors.EVENT_WRITE, address)
-            else:
-                connection.close()
-                unreached[address] = os.strerror(code)
-        while selector.get_map() and (left_s := deadline - time.monotonic()) > 0:
-            for key, _ in selector.select(left_s):
-                assert isinstance(key.fileobj, socket.socket)
-                selector.unregister(key.fileobj)
-                try:
-                    reached[key.data] = _authenticated(key.fileobj, key.data, port, secret)
-                    deadline = min(deadline, time.monotonic() + _MORE_S)
-                except OSError as error:
-                    unreached[key.data] = error.strerror or str(error)
-        for key in list(selector.get_map().values()):
-            assert isinstance(key.fileobj, socket.socket)
-            key.fileobj.close()
-            unreached[key.data] = "no answer"
-    return reached, unreached
 
+    def left_s() -> float:
+        return deadline - time.monotonic()
 
-def _authenticated(connection: socket.socket, address: str, port: int, secret: bytes) -> Channel:
-    code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-    if code:
-        connection.close()
-        raise ChannelError(os.strerror(code))
-    peer = f"what listens at {address}:{port}"
-    return authenticate_client(connection, secret, PURPOSE, time.monotonic() + _CONNECT_S, peer)
+    ways = [(address, *way) for address in addresses for way in ways_to(address, port)]
+    for address, outcome in attempts(ways, left_s):
+        try:
+            if isinstance(outcome, OSError):
+                raise outcome
+            peer = f"what listens at {at_port(address, port)}"
+            by_this = authenticate_client(outcome, secret, PURPOSE, time.monotonic() + _CONNECT_S, peer)
+        except OSError as error:
+            unreached[address] = error.strerror or str(error)
+            continue
+        if address in reached:
+            by_this.close()
+        reached.setdefault(address, by_this)
+        deadline = min(deadline, time.monotonic() + _MORE_S)
+    return reached, {address: why for address, why in unreached.items() if address not in reached}

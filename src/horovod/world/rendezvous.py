@@ -21,6 +21,7 @@ from horovod.world.channel import (
     Unpacker,
     authenticate_client,
 )
+from horovod.world.network import LOOPBACK, at_port, connected, listening
 
 __all__ = ["NoAnswerError", "RankGone", "Rendezvous"]
 
@@ -285,6 +286,10 @@ class Rendezvous:
         """The server's address, its port, and the secret: all that a connection needs."""
         return self.address, self.port, self._secret
 
+    def listener(self, on_one_host: bool) -> socket.socket:
+        """A socket that listens for other ranks, at `local_address` if some are on other hosts. Raises OSError."""
+        return listening(LOOPBACK if on_one_host else self.local_address())
+
     def local_address(self) -> str:
         """This process' address on the interface that leads to the rendezvous."""
         return self._connected(time.monotonic() + _ANSWER_TIMEOUT_S).address()
@@ -347,9 +352,7 @@ class Rendezvous:
         pause = threading.Event()
         while True:
             try:
-                connection = socket.create_connection(
-                    (self.address, self.port), timeout=max(0.01, deadline - time.monotonic())
-                )
+                connection = connected(self.address, self.port, max(0.01, deadline - time.monotonic()))
                 peer = f"{self._where()}"
                 return authenticate_client(connection, self._secret, PURPOSE, deadline, peer)
             except (AuthenticationError, ProtocolError):
@@ -367,7 +370,7 @@ class Rendezvous:
             connection.close()
 
     def _where(self) -> str:
-        return f"{self._name} at {self.address}:{self.port}"
+        return f"{self._name} at {at_port(self.address, self.port)}"
 
 
 def _get(keys: Iterable[str], timeout_s: float) -> dict[str, Any]:

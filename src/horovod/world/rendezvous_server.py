@@ -20,6 +20,7 @@ import threading
 import time
 from typing import Any
 
+from horovod.world import network
 from horovod.world.channel import Channel, ChannelError, Listener, MessageError, Unpacker, pack
 from horovod.world.rendezvous import PURPOSE
 from horovod.world.rendezvous_store import Store, Wait, WorkerListener
@@ -81,8 +82,7 @@ class RendezvousServer:
         self._selector = selectors.DefaultSelector()
         self._woken, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector.register(self._woken, selectors.EVENT_READ)
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        listening = socket.create_server((address, 0), family=family, backlog=4096)
+        listening = network.listening(address)
         self.address: str = address
         self.port: int = listening.getsockname()[1]
         self._thread = threading.Thread(target=self._serve, name="horovod-rendezvous", daemon=True)

@@ -15,9 +15,11 @@ from typing import Any
 
 from horovod import __version__
 from horovod.core import native
+from horovod.core.wording import tell
 from horovod.settings import Settings
+from horovod.world.files.places import make_folder
+from horovod.world.files.whole import write_whole
 from horovod.world.machine import machine, packages
-from horovod.world.whole_files import write_whole
 
 __all__ = ["begin", "end", "facts"]
 
@@ -40,7 +42,7 @@ def begin(settings: Settings) -> Settings:
     folder = Path(settings.report)
     host = settings.hostname or platform.node()
     try:
-        (folder / "hosts").mkdir(parents=True, exist_ok=True)
+        make_folder(folder / "hosts")
         if not settings.local_rank:
             _write(folder / "hosts" / f"{host}.json", facts())
     except OSError as error:
@@ -54,7 +56,7 @@ def end(folder: str, rank: int, generation: int, statistics: dict[str, Any]) -> 
     """Writes the counters of a generation that ends."""
     name = f"rank.{rank}.json" if generation <= 1 else f"rank.{rank}.{generation}.json"
     try:
-        (Path(folder) / "statistics").mkdir(parents=True, exist_ok=True)
+        make_folder(Path(folder) / "statistics")
         _write(Path(folder) / "statistics" / name, statistics)
     except OSError as error:
         _warn(error)
@@ -65,7 +67,4 @@ def _write(path: Path, values: dict[str, Any]) -> None:
 
 
 def _warn(error: OSError) -> None:
-    print(
-        f"horovod: warning: cannot write a part of the report: {error.filename}: {error.strerror}; training goes on",
-        file=sys.stderr,
-    )
+    tell(f"horovod: warning: cannot write a part of the report: {error.filename}: {error.strerror}; training goes on")

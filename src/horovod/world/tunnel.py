@@ -41,6 +41,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from horovod.core.exceptions import HorovodInternalError
+from horovod.core.wording import tell
 from horovod.world.channel import Channel, ChannelError, Listener, authenticate_client
 from horovod.world.forks import close_in_forked_child
 from horovod.world.interpreter import python_command
@@ -275,7 +276,7 @@ class _Carrier:
         self._limits.pop(number).cancel()
 
     def _end_parent(self, word: str) -> None:
-        print(word, file=sys.stderr, flush=True)
+        tell(word)
         if os.getppid() == self._parent:
             os.kill(self._parent, signal.SIGABRT)
 

@@ -75,6 +75,15 @@ hvd.allreduce(np.ones(4), name="first")
 """
 
 
+LATE = """
+import horovod.core as hvd
+ABREAST
+os.environ["HOROVOD_START_TIMEOUT"] = "6"
+time.sleep(2 * (rank == LATE))
+hvd.init()
+"""
+
+
 @pytest.mark.parametrize("verdict", ["reject", pytest.param("drop", marks=pytest.mark.thorough)])
 def test_a_firewall_between_the_hosts_is_called_one(cluster: MakeCluster, tmp_path: Path, verdict: str) -> None:
     one, _ = cluster(2).hosts
@@ -85,6 +94,30 @@ def test_a_firewall_between_the_hosts_is_called_one(cluster: MakeCluster, tmp_pa
     assert "hint: if that rank has not ended, a firewall between the two hosts may refuse or drop" in done.stderr
     assert done.stderr.count("more: horovodrun --explain start-connection") >= 2
     assert "rank-lost" not in done.stderr
+
+
+def test_a_firewall_between_workers_is_the_cause_whoever_comes_first(cluster: MakeCluster, tmp_path: Path) -> None:
+    one, two, three = cluster(3).hosts
+    for host, other in ((two, three), (three, two)):
+        host.wall_off(other.address, "drop")
+    for rank in "01":
+        (folder := tmp_path / rank).mkdir()
+        script = LATE.replace("ABREAST", abreast(2, folder)).replace("LATE", rank)
+        done = run_job(folder, "-np", "2", "-H", "host1:1,host2:1", python(script), on=one)
+        assert done.code == 1, done
+        assert f"connect to each other: rank 1: rank 0 at {two.address}:" in done.stderr, done.stderr
+        assert re.search("cannot be reached: no answer\n.*hint: if that rank has not ended, a firewall", done.stderr)
+        assert "waited" not in done.stderr
+
+
+def test_a_launcher_without_network_says_so(cluster: MakeCluster, tmp_path: Path) -> None:
+    one, _, _ = cluster(3).hosts
+    with Job(tmp_path, "-np", "2", "-H", "host1:1,host2:1", python(MEET + "signal.pause()"), env=SOON, on=one) as job:
+        job.wait_ready(2)
+        one.batch("link set eth0 down")
+        done = job.wait()
+    said = r"host host[12] was lost: its agent has said nothing for 3 s; eth0 of this host went down"
+    assert done.code == 1 and re.search(said, done.stderr), done
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 from support.cluster import MakeCluster
 from support.examples import EXAMPLES, mnist_folder
-from support.extent import THOROUGH
 from support.jobs import run_job
 from support.pages import ROOT
 from support.schedulers.launchers import LAUNCHERS, command_lines, ready_for
@@ -33,9 +32,7 @@ folder, *sys.argv = sys.argv[1:]
 sys.path.append(folder)
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
-# Daily a few steps only, from which little is learned.
-IMAGES = [] if THOROUGH else ["--images", "1280"]
-LEAST_ACCURACY = 0.95 if THOROUGH else 0.0
+LEAST_ACCURACY = 0.95
 MOST_APART = 0.005  # for another order of additions
 TRAINED_S = 120.0
 # MXNet has an environment of its own: make install-mxnet.
@@ -73,7 +70,7 @@ def script(folder: Path, data: str) -> list[str]:
     (folder / "with_pytorch.py").write_text(WITH_PYTORCH)
     packages = str(Path(torch.__file__).parents[1])
     train = [str(EXAMPLES / "01_torch_mnist" / "train.py"), "--data-dir", data, "--epochs", "1"]
-    return [str(folder / "with_pytorch.py"), packages, *train, *IMAGES]
+    return [str(folder / "with_pytorch.py"), packages, *train]
 
 
 @functools.cache
@@ -111,8 +108,7 @@ def test_mnist_trains_as_on_one_host(
     differing = [name for name, weights in trained.weights.items() if not weights.equal(expected.weights[name])]
     assert (trained.accuracy, differing) == (expected.accuracy, [])
     assert trained.accuracy >= LEAST_ACCURACY
-    if THOROUGH:
-        assert abs(trained.accuracy - on_one_host(data).accuracy) <= MOST_APART
+    assert abs(trained.accuracy - on_one_host(data).accuracy) <= MOST_APART
 
 
 @pytest.mark.timeout(400)

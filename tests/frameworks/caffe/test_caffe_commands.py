@@ -119,18 +119,18 @@ def called(folder: str, *arguments: str) -> tuple[int, str]:
 @pytest.mark.slow("trains LeNet")
 def test_lenet_trains_tests_and_goes_on(lenet: Path, worlds: WorldPool) -> None:
     solver = lenet / "lenet_solver.prototxt"
-    edit(solver, max_iter=60, display=20, snapshot=30, test_initialization="false", random_seed=1)
-    edit(solver, test_iter=6, test_interval=60)
+    edit(solver, max_iter=50, display=25, snapshot=40, test_initialization="false", random_seed=1)
+    edit(solver, test_iter=4, test_interval=50)
     share(lenet, 4)
     first = caffe("train", "--solver=lenet_solver.prototxt", ranks=2, cwd=lenet)
     assert first.returncode == 0, first.stderr
     assert accuracy(first.stderr) > 0.7 and "[1]<" not in first.stdout + first.stderr, "one rank talks for all"
-    assert [iteration for iteration, _ in losses(first.stderr)] == [0, 20, 40, 60]
-    resumed = ["-solver", "lenet_solver.prototxt", "-snapshot", "lenet_iter_30.solverstate"]
+    assert [iteration for iteration, _ in losses(first.stderr)] == [0, 25, 50]
+    resumed = ["-solver", "lenet_solver.prototxt", "-snapshot", "lenet_iter_40.solverstate"]
     status, log = worlds(1).run(called, str(lenet), "train", *resumed)[0]
-    assert status == 0 and losses(log)[0][0] == 40, log
-    arguments = ["-model", "lenet_train_test.prototxt", "-iterations", "3"]
-    weights = ["-weights", "lenet_iter_60.caffemodel"]
+    assert status == 0 and losses(log)[0][0] == 50, log
+    arguments = ["-model", "lenet_train_test.prototxt", "-iterations", "4"]
+    weights = ["-weights", "lenet_iter_50.caffemodel"]
     (status, log), other = worlds(2).run(called, str(lenet), "test", *arguments, *weights)
     assert status == 0 and other == (0, "") and re.search(r"\] Batch 1, accuracy = \S+\n", log), log
     assert float(re.findall(r"\] accuracy = (\S+)", log)[-1]) > 0.7
@@ -151,18 +151,6 @@ def test_lenet_learns_mnist(ranks: int, lenet: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_two_ranks_have_the_losses_of_one(lenet: Path) -> None:
-    """In double precision: in single precision the rounding of sums in another order grows with each iteration."""
-    edit(lenet / "lenet_solver.prototxt", max_iter=100, test_interval=100, display=1, random_seed=1)
-    alone = caffe("train", "--double", "--solver=lenet_solver.prototxt", cwd=lenet)
-    share(lenet, 2)
-    pair = caffe("train", "--double", "--solver=lenet_solver.prototxt", ranks=2, cwd=lenet)
-    one, two = losses(alone.stderr), losses(pair.stderr)
-    assert len(one) == len(two) == 101
-    assert max(abs(a[1] - b[1]) for a, b in zip(one, two, strict=True)) <= 1e-5
-
-
-@pytest.mark.thorough
 def test_two_ranks_are_one_that_adds_the_halves_of_its_batch_bit_for_bit(lenet: Path) -> None:
     """In single precision: nothing but the order of the sums tells two ranks from one."""
     edit(lenet / "lenet_solver.prototxt", max_iter=100, test_interval=100, display=1, random_seed=1)
@@ -178,17 +166,6 @@ def test_two_ranks_are_one_that_adds_the_halves_of_its_batch_bit_for_bit(lenet: 
     for name, blobs in both.items():
         for mine, theirs in zip(blobs, halves[name], strict=True):
             assert mine.tobytes() == theirs.tobytes(), name
-
-
-@pytest.fixture
-def wrong(tmp_path: Path) -> Path:
-    """A folder with a solver whose net has a wrong type."""
-    digits_lmdb(tmp_path / "train", 8)
-    net = 'layer { name: "d" type: "Data" top: "x" data_param { source: "train" batch_size: 4 backend: LMDB } }\n'
-    net += 'layer { name: "ip" type: "InnerProdukt" bottom: "x" top: "y" }'
-    write(tmp_path, "net.prototxt", net)
-    write(tmp_path, "solver.prototxt", 'net: "net.prototxt" base_lr: 1 lr_policy: "fixed" max_iter: 5 solver_mode: CPU')
-    return tmp_path
 
 
 @pytest.mark.parametrize(
@@ -210,20 +187,15 @@ def test_a_gpu_is_refused_in_the_words_that_asked_for_it(
     assert (status, said) == (0, [expected]), log
 
 
-def assert_names_the_type(status: int, log: str) -> None:
-    assert status == 134, log
-    assert "net.prototxt:2: layer 'ip': unknown type 'InnerProdukt'" in log and "did you mean 'InnerProduct'" in log
-
-
-def test_every_rank_says_what_is_wrong_in_a_file(wrong: Path, worlds: WorldPool) -> None:
-    for status, log in worlds(2).run(called, str(wrong), "train", "-solver=solver.prototxt"):
-        assert_names_the_type(status, log)
-
-
-@pytest.mark.thorough
-def test_an_error_in_a_file_ends_all_ranks(wrong: Path) -> None:
-    result = caffe("train", "-solver=solver.prototxt", ranks=2, cwd=wrong)
-    assert_names_the_type(result.returncode, result.stderr)
+def test_every_rank_says_what_is_wrong_in_a_file(tmp_path: Path, worlds: WorldPool) -> None:
+    digits_lmdb(tmp_path / "train", 8)
+    net = 'layer { name: "d" type: "Data" top: "x" data_param { source: "train" batch_size: 4 backend: LMDB } }\n'
+    net += 'layer { name: "ip" type: "InnerProdukt" bottom: "x" top: "y" }'
+    write(tmp_path, "net.prototxt", net)
+    write(tmp_path, "solver.prototxt", 'net: "net.prototxt" base_lr: 1 lr_policy: "fixed" max_iter: 5 solver_mode: CPU')
+    for status, log in worlds(2).run(called, str(tmp_path), "train", "-solver=solver.prototxt"):
+        assert status == 134, log
+        assert "net.prototxt:2: layer 'ip': unknown type 'InnerProdukt'" in log and "did you mean 'InnerProduct'" in log
 
 
 def test_a_job_of_caffe_cannot_be_profiled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import os
 import re
-import time
 from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
 import pytest
-from support.world import World
+from support.frameworks import jax_world
+from support.patience import be_late
+from support.world import World, WorldPool
 
 from horovod.core.telemetry.status import lost
 
@@ -45,9 +47,11 @@ def test_a_late_rank_costs_what_compiled_functions_wait(world: World) -> None:
         step = jax.jit(lambda x: hvd.allreduce(x, name="late") * 0.5)
         x = step(jnp.ones(100))
         x.block_until_ready()
+        pids = hvd.allgather_object(os.getpid())
         before = lost(hvd.statistics()["arrivals"])
         for _ in range(20):
-            time.sleep(0.02 * (hvd.rank() == 1))
+            if hvd.rank() == 1:
+                be_late(0.02, pids)
             x = step(x).block_until_ready()
         after = hvd.statistics()["arrivals"]
         return after["framework_waits"], lost(after) - before
@@ -385,3 +389,28 @@ def test_what_cannot_be_compiled_on_one_rank_fails_on_the_others(world: World, c
     told, own = world.run(run, call)
     assert re.search(f"rank 1 could not call .*{expected}", told, re.DOTALL), told
     assert own.startswith("rank 1: ")
+
+
+@pytest.mark.slow("ranks of their own")
+def test_an_exported_function_runs_after_init_alone(world: World, worlds: WorldPool) -> None:
+    def save() -> bytes:
+        from jax import export
+
+        allowed = [export.DisabledSafetyCheck.custom_call(shim.TARGET)]
+        function = jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum))
+        return bytes(export.export(function, disabled_checks=allowed)(jnp.ones(2)).serialize())
+
+    def load(saved: bytes) -> list[Any]:
+        from jax import export
+
+        function, seen = export.deserialize(saved), []
+        for _ in range(2):
+            seen.append(function.call(jnp.ones(2) * (hvd.rank() + 1)).tolist())
+            hvd.shutdown()
+            hvd.init()
+        return seen
+
+    if not shim.has_tokens:
+        pytest.skip("not run: this JAX exports no ordered effects")
+    saved = world.run(save)[0]
+    assert jax_world(worlds, LOADED="exported").run(load, saved) == [[[3.0, 3.0]] * 2] * 2

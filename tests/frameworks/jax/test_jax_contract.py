@@ -45,6 +45,7 @@ ROWS = [
     *contract.rows(AT_ONCE, JAX, {"no tensor"}, ALSO),  # JAX has nothing in place
     contract.row(results.test_a_reducescatter_has_the_bits_of_the_allreduce, AT_ONCE, "tcp"),
     *contract.adasums(JAX[1]),
+    contract.compiled(AT_ONCE),
     contract.row(MANY, AT_ONCE, marks=pytest.mark.thorough),
 ]
 for number in (2, 3) if THOROUGH else (2,):

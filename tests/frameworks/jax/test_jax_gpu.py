@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from support import frameworks
+from support.extent import later
 from support.gpu import standin, xla_calls
 from support.world import World, WorldPool
 
@@ -27,7 +28,8 @@ def world_of(worlds: WorldPool, way: str = "nccl") -> World:
     return frameworks.jax_world(worlds, 2, **standin.environment(way))
 
 
-@pytest.fixture(params=["nccl", "host"])
+# Through host memory every operation runs with PyTorch's tensors.
+@pytest.fixture(params=["nccl", later("host")])
 def world(worlds: WorldPool, request: pytest.FixtureRequest) -> World:
     return world_of(worlds, request.param)
 

@@ -218,13 +218,16 @@ def test_sets_are_those_of_the_call(worlds: WorldPool) -> None:
 
 def test_what_was_compiled_for_another_number_of_ranks_is_refused(worlds: WorldPool) -> None:
     def run() -> str:
+        hvd.shutdown()  # the numbers of process sets begin anew
         hvd.init()
         large = hvd.add_process_set([1, 2])
         number, gather = large.process_set_id, None
         if large.included():
             gather = jax.jit(lambda x: hvd.allgather(x, process_set=large)).lower(jnp.zeros(1)).compile()
             assert gather(jnp.ones(1)).tolist() == [1.0] * 2
-        hvd.remove_process_set(large)
+        hvd.barrier()
+        hvd.shutdown()
+        hvd.init()
         small = hvd.add_process_set([2])
         assert small.process_set_id == number
         text = ""

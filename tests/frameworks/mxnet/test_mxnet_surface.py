@@ -27,6 +27,10 @@ def test_a_name_of_another_package_says_where_it_is() -> None:
     surface.test_a_name_of_another_package_says_where_it_is("horovod.mxnet")
 
 
+def test_modules_are_attributes_of_their_package() -> None:
+    surface.test_modules_are_attributes_of_their_package("horovod.mxnet")
+
+
 def test_check_build_lists_mxnet() -> None:
     command = [sys.executable, "-m", "horovod.launcher", "--check-build"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

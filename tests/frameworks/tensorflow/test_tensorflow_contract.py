@@ -33,7 +33,7 @@ WHAT_TO_RUN = [
 ]
 # TensorFlow has other forms (a list of variables, nothing in flight), or takes what is refused elsewhere.
 NOT_TENSORFLOWS = {"no tensor", "no list", "empty group", "gathered list", "splits dtype"}
-ROWS = contract.rows(EAGERLY, TENSORFLOW, NOT_TENSORFLOWS)
+ROWS = [*contract.rows(EAGERLY, TENSORFLOW, NOT_TENSORFLOWS), contract.compiled(EAGERLY)]
 for size in (2, 3):
     for mode in TENSORFLOW if size == 2 or THOROUGH else [EAGERLY]:
         # In graphs two kinds of operations never meet: each has a name, which begins with its kind.

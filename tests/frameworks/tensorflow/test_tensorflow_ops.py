@@ -79,13 +79,32 @@ def test_sparse_tensors_are_gathered(world: World) -> None:
         average, total = hvd.allreduce(slices), hvd.grouped_allreduce([slices, tf.ones(2)], op=hvd.Sum)
         with pytest.raises(NotImplementedError, match="Average and Sum"):
             hvd.allreduce(slices, op=hvd.Max)
-        whole = hvd.allreduce(tf.IndexedSlices(tf.constant([[3], [-3]]), tf.constant([rank, 3]), tf.constant([5, 1])))
-        assert whole.dtype == tf.int32
-        dense = [tf.convert_to_tensor(each).numpy().ravel().tolist() for each in (average, total[0], whole)]
+        dense = [tf.convert_to_tensor(each).numpy().ravel().tolist() for each in (average, total[0])]
         return [*dense, total[1].numpy().tolist()]
 
-    expected = [[0.5, 1, 0, 1.5, 0], [1, 2, 0, 3, 0], [1, 1, 0, -2, 0], [2, 2]]
+    expected = [[0.5, 1, 0, 1.5, 0], [1, 2, 0, 3, 0], [2, 2]]
     assert world.run(run) == [expected] * 2
+
+
+@pytest.mark.parametrize("how", ["eager", "function"])
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint8"])
+def test_the_average_of_sparse_integers_is_not_rounded(world: World, how: str, dtype: str) -> None:
+    """As in Horovod; a dense one keeps its dtype."""
+
+    def run(how: str, dtype: str) -> list[Any]:
+        def averages(values: Any) -> Any:
+            slices = tf.IndexedSlices(values, tf.constant([hvd.rank(), 3]), tf.constant([5, 1]))
+            single, (grouped, dense) = hvd.allreduce(slices), hvd.grouped_allreduce([slices, values])
+            sums = hvd.allreduce(slices, op=hvd.Sum)
+            assert (sums.values.dtype, dense.dtype) == (values.dtype, values.dtype)
+            assert single.values.dtype == grouped.values.dtype == (values / values).dtype
+            return [tf.reshape(tf.convert_to_tensor(each), [-1]) for each in (single, grouped, sums)]
+
+        called = averages if how == "eager" else tf.function(averages, autograph=False)
+        return [each.numpy().tolist() for each in called(tf.constant([[3], [1]], dtype))]
+
+    expected = [[1.5, 1.5, 0, 1.0, 0]] * 2 + [[3, 3, 0, 2, 0]]
+    assert world.run(run, how, dtype) == [expected] * 2
 
 
 @pytest.mark.oldest_tensorflow

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-import time
+import os
 from typing import Any
 from unittest.mock import patch
 
 import pytest
+from support.patience import be_late
 from support.world import World
 
 from horovod.core.telemetry.status import lost
@@ -119,9 +120,11 @@ def test_a_late_rank_costs_what_a_function_waits_though_the_script_waits_too(wor
     def run() -> tuple[bool, float]:
         step = tf.function(lambda x: hvd.allreduce(x, name="late") * 0.5)
         x = step(tf.ones(100))
+        pids = hvd.allgather_object(os.getpid())
         before = lost(hvd.statistics()["arrivals"])
         for number in range(20):
-            time.sleep(0.02 * (hvd.rank() == 1))
+            if hvd.rank() == 1:
+                be_late(0.02, pids)
             x = step(x)
             hvd.allgather_object(number, name="also")
         after = hvd.statistics()["arrivals"]

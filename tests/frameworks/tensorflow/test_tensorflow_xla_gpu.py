@@ -106,13 +106,13 @@ def test_what_cannot_be_done_is_an_error_on_all_ranks(worlds: WorldPool, way: st
         if hvd.rank() == 1:
             standin.library().standin_fail(b"cuPointerGetAttributes", 0, 2, 1)
         said += [call(plan, [(one, one)]), call(plan, [(one, one)])]
-        return [*said, call((plan[0], "9" + plan[1]), []), call((plan[0], "x"), [])]
+        return [*said, call((plan[0], plan[1].partition(" ")[2]), []), call((plan[0], "x"), [])]
 
     for uneven, failed, well, *unknown in world_of(worlds, way).run(run):
         assert uneven is not None and "expected shape" in uneven, uneven
         assert failed is not None and "cuPointerGetAttributes failed: CUDA error 2" in failed, failed
         assert well is None
-        assert all(text is not None and "traced in another process" in text for text in unknown), unknown
+        assert all(text is not None and "another version of Horovod has saved" in text for text in unknown), unknown
 
 
 def test_a_step_outlives_its_world(worlds: WorldPool) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 from collections.abc import Callable
@@ -322,52 +323,50 @@ def test_a_graph_that_may_not_hold_a_gather_is_broken_there_and_meets_ranks_that
         assert seen[0] == seen[1] == seen[2]
 
 
+CALLS: dict[str, Callable[..., Any]] = {
+    "reduced": lambda x, **wrong: hvd.allreduce(x, name="reduced", **wrong),
+    "grouped": lambda x, **wrong: hvd.grouped_allreduce([x, x], name="grouped", **wrong)[0],
+    "gathered": lambda x, **wrong: hvd.allgather(x, name="gathered", **wrong),
+    "scattered": lambda x, **wrong: hvd.reducescatter(x, name="scattered", **wrong),
+}
+
+
 @pytest.mark.slow("compiles with PyTorch")
-def test_a_list_in_place_of_a_process_set_is_refused_and_the_other_rank_does_not_wait(worlds: WorldPool) -> None:
-    def run() -> list[str]:
+@pytest.mark.parametrize(
+    ("wrong", "names", "expected"),
+    [
+        (
+            {"process_set": [0, 1]},
+            ["reduced", "gathered", "scattered"],
+            "the process_set of a compiled function is not registered\nhint: ",
+        ),
+        (
+            {"compression": "fp16"},
+            ["reduced", "grouped", "scattered"],
+            "compression='fp16': expected a class with compress and decompress\nhint: hvd.Compr",
+        ),
+    ],
+    ids=["process set", "compression"],
+)
+def test_a_wrong_argument_is_refused_and_the_other_rank_does_not_wait(
+    worlds: WorldPool, wrong: dict[str, Any], names: list[str], expected: str
+) -> None:
+    def run(names: list[str], wrong: dict[str, Any]) -> list[str]:
         hvd.init()
         torch._dynamo.reset()
-        wrong: dict[str, Any] = {"process_set": [0, 1]} if hvd.rank() == 1 else {}
-        calls: dict[str, Callable[[Any], Any]] = {
-            "reduced": lambda x: hvd.allreduce(x, name="reduced", **wrong),
-            "gathered": lambda x: hvd.allgather(x, name="gathered", **wrong),
-            "scattered": lambda x: hvd.reducescatter(x, name="scattered", **wrong),
-        }
+        wrong = wrong if hvd.rank() == 1 else {}
         texts = []
-        for name, call in calls.items():
+        for name in names:
+            step = torch.compile(functools.partial(CALLS[name], **wrong), fullgraph=True, backend="eager")
             with dynamic_outputs(), pytest.raises(ValueError if wrong else hvd.HorovodInternalError) as caught:
-                torch.compile(call, fullgraph=True, backend="eager")(torch.ones(2))
-            texts.append(f"{name}: {caught.value}")
-        assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 2.0
-        return texts
-
-    for texts in worlds(2).run(run):
-        for text in texts:
-            assert "the process_set of a compiled function is not registered\nhint: " in text, text
-            assert "rank 1" in text and text.partition(":")[0] in text.partition(":")[2], text
-
-
-def test_a_wrong_compression_is_refused_and_the_other_rank_does_not_wait(worlds: WorldPool) -> None:
-    def run() -> list[str]:
-        hvd.init()
-        texts = []
-        for name, calls in {
-            "one": lambda x, **wrong: hvd.allreduce(x, name="one", **wrong),
-            "group": lambda x, **wrong: hvd.grouped_allreduce([x, x], name="group", **wrong)[0],
-            "scattered": lambda x, **wrong: hvd.reducescatter(x, name="scattered", **wrong),
-        }.items():
-            torch._dynamo.reset()
-            wrong: dict[str, Any] = {"compression": "fp16"} if hvd.rank() == 1 else {}
-            step = torch.compile(lambda x, call=calls, wrong=wrong: call(x, **wrong), fullgraph=True, backend="eager")
-            with pytest.raises(ValueError if wrong else hvd.HorovodInternalError) as caught:
                 step(torch.ones(2))
             texts.append(f"{name}: {caught.value}")
         assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 2.0
         return texts
 
-    for texts in worlds(2).run(run):
+    for texts in worlds(2).run(run, names, wrong):
         for text in texts:
-            assert "compression='fp16': expected a class with compress and decompress\nhint: hvd.Compr" in text, text
+            assert expected in text, text
             assert "rank 1" in text and text.partition(":")[0] in text.partition(":")[2], text
 
 
@@ -379,3 +378,30 @@ def test_operators_are_left_out_of_cuda_graphs() -> None:
     operators = [each.default for each in found if isinstance(each, torch._ops.OpOverloadPacket)]
     assert len(operators) > 5
     assert [each for each in operators if torch._C.Tag.cudagraph_unsafe not in each.tags] == []
+
+
+class Exported(torch.nn.Module):
+    def forward(self, x: Any) -> Any:
+        return hvd.reducescatter(hvd.allreduce(x, op=hvd.Sum), op=hvd.Sum) + 1
+
+
+@pytest.mark.slow("ranks of their own")
+def test_an_exported_module_runs_after_init_alone(two: World, worlds: WorldPool, tmp_path: Path) -> None:
+    def save(file: Path) -> None:
+        program = torch.export.export(Exported(), (torch.ones(4),))
+        if hvd.rank() == 0:
+            torch.export.save(program, file)
+        hvd.barrier()
+
+    def load(file: Path) -> list[Any]:
+        hvd.init()
+        module, seen = torch.export.load(file).module(), []
+        for _ in range(2):
+            seen.append(module(torch.full((4,), hvd.rank() + 1.0)).tolist())
+            hvd.shutdown()
+            hvd.init()
+        return seen
+
+    two.run(save, tmp_path / "module.pt2")
+    fresh = worlds(2, {"HOROVOD_TRANSPORT": "shm", "LOADED": "exported"})
+    assert fresh.run(load, tmp_path / "module.pt2") == [[[7.0, 7.0]] * 2] * 2

@@ -111,19 +111,6 @@ def test_a_rank_without_a_backward_may_step_before_other_collectives(two: World)
     assert two.run(run) == [[-1.5, 0.5]] * 2
 
 
-def test_a_sparse_gradient_that_no_rank_has_is_none(two: World) -> None:
-    def run() -> bool:
-        shared, table = torch.nn.Parameter(torch.ones(2)), torch.nn.Embedding(4, 2, sparse=True)
-        optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD([shared, table.weight], lr=1.0))
-        (shared.sum() + table(torch.tensor([hvd.rank()])).sum()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        shared.sum().backward()
-        return table.weight.grad is None
-
-    assert two.run(run) == [True] * 2
-
-
 # Gradients that change in place by other means than backward
 
 
@@ -131,19 +118,6 @@ def wrapped(parameters: Any, **options: Any) -> Any:
     hvd.init()
     torch.set_num_threads(1)
     return hvd.DistributedOptimizer(torch.optim.SGD(list(parameters), lr=1.0), **options)
-
-
-def test_gradients_written_by_hand_are_reduced_in_every_step(two: World) -> None:
-    def run() -> float:
-        weight = torch.nn.Parameter(torch.zeros(1))
-        optimizer = wrapped([weight])
-        weight.grad = torch.zeros(1)
-        for _ in range(2):
-            weight.grad.copy_(torch.tensor([float(hvd.rank())]))
-            optimizer.step()
-        return float(weight)
-
-    assert two.run(run) == [-1.0] * 2
 
 
 def test_gradients_may_be_zeroed_in_place_when_a_step_was_left_out(two: World) -> None:
@@ -163,22 +137,6 @@ def test_gradients_may_be_zeroed_in_place_when_a_step_was_left_out(two: World) -
         return seen
 
     assert two.run(run) == [[1.5, 4.5]] * 2
-
-
-def test_gradients_clipped_between_two_losses_of_a_step_are_not_reduced_again(two: World) -> None:
-    def run() -> list[float]:
-        a, b = (torch.nn.Parameter(torch.zeros(1)) for _ in range(2))
-        optimizer = wrapped([a, b], op=hvd.Sum)
-        seen = []
-        for _ in range(2):
-            optimizer.zero_grad(set_to_none=False)
-            (a * (hvd.rank() + 1)).sum().backward()
-            torch.nn.utils.clip_grad_norm_([a], 1.0)
-            (b * (hvd.rank() + 1)).sum().backward()
-            seen += [round(float(a.grad), 3), float(b.grad)]
-        return seen
-
-    assert two.run(run) == [[1.0, 3.0] * 2] * 2
 
 
 # Steps in which something is missing

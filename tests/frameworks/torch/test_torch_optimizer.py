@@ -82,23 +82,6 @@ def test_layouts_of_gradients_are_all_legal(three: World) -> None:
     three.run(run)
 
 
-def test_backward_twice_without_a_step_is_an_error_with_a_hint(two: World) -> None:
-    def run() -> str:
-        weight = torch.nn.Parameter(torch.zeros(1))
-        optimizer = wrapped([weight], named_parameters=[("weight", weight)])
-        weight.sum().backward()
-        with pytest.raises(AssertionError) as caught:
-            weight.sum().backward()
-        optimizer.zero_grad()
-        weight.sum().backward()
-        optimizer.step()
-        assert float(weight.grad) == 1.0
-        return str(caught.value)
-
-    for text in two.run(run):
-        assert "`weight`" in text and "hint: set backward_passes_per_step" in text
-
-
 def test_gradients_are_freed_when_they_are_cleared(two: World) -> None:
     def run() -> bool:
         weight = torch.nn.Parameter(torch.zeros(1000))
@@ -328,19 +311,6 @@ def test_no_sync_accumulates_and_the_next_backward_reduces_the_sum(two: World) -
     assert two.run(run) == [expected] * 2
 
 
-def test_step_reduces_what_no_sync_left(three: World) -> None:
-    def run() -> tuple[float, float]:
-        a, b = torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(1))
-        optimizer = wrapped([a, b])
-        (a * (hvd.rank() + 1)).sum().backward()
-        with optimizer.no_sync():
-            (b * (hvd.rank() + 1)).sum().backward()
-        optimizer.step()
-        return float(a.grad), float(b.grad)
-
-    assert three.run(run) == [(2.0, 2.0)] * 3
-
-
 def test_no_sync_does_not_count_as_a_pass(two: World) -> None:
     def run() -> list[float]:
         weight = torch.nn.Parameter(torch.zeros(1))
@@ -353,26 +323,6 @@ def test_no_sync_does_not_count_as_a_pass(two: World) -> None:
         return [*seen[:2], float(weight.grad)]
 
     assert two.run(run) == [[1.0, 2.0, 9.0]] * 2
-
-
-@pytest.mark.parametrize("set_to_none", [True, False])
-def test_cleared_gradients_either_way_are_counted_once(two: World, set_to_none: bool) -> None:
-    def run(set_to_none: bool) -> list[tuple[float, float]]:
-        always, sometimes = torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(1))
-        optimizer = wrapped([always, sometimes], op=hvd.Sum)
-        seen = []
-        for step in range(3):
-            loss = (always * (hvd.rank() + 1)).sum()
-            if hvd.rank() == step % 2:
-                loss = loss + 5 * sometimes.sum()
-            loss.backward()
-            optimizer.step()
-            seen.append((float(always.grad), float(sometimes.grad)))
-            optimizer.zero_grad(set_to_none=set_to_none)
-        assert (always.grad is None) == set_to_none
-        return seen
-
-    assert two.run(run, set_to_none) == [[(3.0, 5.0)] * 3] * 2
 
 
 def test_predivide_keeps_the_sum_in_range(two: World) -> None:

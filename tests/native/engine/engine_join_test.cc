@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks that run out of data: join, and what the others can do meanwhile, over shared memory and sockets.
 #include <atomic>
-#include <cmath>
 
 #include "check.h"
 #include "engine_world.h"
@@ -42,55 +41,6 @@ uint64_t slow_requests(Engine& engine) {
 }
 
 }  // namespace
-
-TEST(a_rank_alone_joins_at_once) {
-  run_world(make_world(1, Wiring::kSharedMemory), [](Engine& engine, int) {
-    EXPECT(join(engine) == 0);
-    EXPECT(sum_of_one(engine, "t", 5) == 5);
-    EXPECT(join(engine) == 0);
-  });
-}
-
-// Rank r has 3 * (r + 1) steps; it is on its own at the end, with the highest rank.
-TEST(uneven_steps_get_zeros_and_the_last_rank_is_named) {
-  for (const Wiring wiring : kWirings) {
-    for (const int size : {2, 3, 4}) {
-      run_world(make_world(size, wiring, quiet()), [size](Engine& engine, int rank) {
-        for (int epoch = 0; epoch < 3; ++epoch) {
-          for (int step = 0; step < 3 * (rank + 1); ++step) {
-            float expected = 0;
-            for (int r = step / 3; r < size; ++r) expected += static_cast<float>(r + 1);
-            EXPECT(sum_of_one(engine, "t", static_cast<float>(rank + 1)) == expected);
-            const float average = sum_of_one(engine, "u", static_cast<float>(rank + 1), HVD_AVERAGE);
-            EXPECT(std::fabs(average - expected / static_cast<float>(size)) < 1e-6f);
-            EXPECT(sum_of_one(engine, nullptr, static_cast<float>(rank + 1)) == expected);
-          }
-          EXPECT(join(engine) == size - 1);
-        }
-      });
-    }
-  }
-}
-
-TEST(groups_new_names_and_empty_tensors_get_zeros) {
-  for (const Wiring wiring : kWirings) {
-    run_world(make_world(3, wiring, quiet()), [](Engine& engine, int rank) {
-      for (int round = 0; rank != 1 && round < 3; ++round) {
-        std::vector<float> a(5, 1);
-        std::vector<double> b(70000, 2), empty;
-        const Status status = Call(HVD_ALLREDUCE, "g")
-                                  .tensor(a, HVD_FLOAT32)
-                                  .tensor(b, HVD_FLOAT64)
-                                  .tensor(empty, HVD_FLOAT64)
-                                  .run(engine);
-        EXPECT(status.ok() && a[4] == 2 && b[69999] == 4);
-        std::vector<int32_t> minima(2, 7);
-        EXPECT(Call(HVD_ALLREDUCE, "m").op(HVD_MIN).tensor(minima, HVD_INT32).run(engine).ok() && minima[0] == 0);
-      }
-      EXPECT(join(engine) >= 0);
-    });
-  }
-}
 
 TEST(what_was_in_flight_before_the_join_keeps_its_data) {
   for (const Wiring wiring : kWirings) {
@@ -188,44 +138,6 @@ TEST(a_join_never_overtakes_what_was_complete_before_it) {
   EXPECT(joined_at > 0 && last_ready_at < joined_at);
 }
 
-TEST(operations_that_need_every_rank_fail_until_all_have_joined) {
-  for (const Wiring wiring : kWirings) {
-    run_world(make_world(3, wiring, quiet()), [](Engine& engine, int rank) {
-      const int32_t pair = add_set(engine, {0, 2});
-      for (int round = 0; round < 2; ++round) {
-        for (const hvd_kind kind : {HVD_ALLGATHER, HVD_BROADCAST, HVD_ALLTOALL, HVD_REDUCESCATTER, HVD_BARRIER}) {
-          const std::string name = "k" + std::to_string(kind);
-          std::vector<float> values(6, 1), output(6);
-          Call call(kind, name.c_str());
-          if (kind != HVD_BARRIER) call.root(0).tensor(values, HVD_FLOAT32).into(output.data());
-          EXPECT(call.run(engine).ok());
-          if (rank != 1) {
-            EXPECT(has(call.run(engine), HVD_JOINED, {"rank 1 has joined", name.c_str(), "hint"}));
-            EXPECT(sum_of_one(engine, "t", 1) == 2);
-            // A set that the rank is not in goes on.
-            std::vector<float> in_pair(6, 1);
-            EXPECT(Call(kind, nullptr)
-                       .in(pair)
-                       .root(0)
-                       .tensor(in_pair, HVD_FLOAT32)
-                       .into(output.data())
-                       .run(engine)
-                       .ok() ||
-                   kind == HVD_BARRIER);
-          }
-          EXPECT(join(engine) >= 0);
-        }
-        Status status;
-        if (rank != 1) {
-          add_set(engine, {0, 1}, &status);
-          EXPECT(has(status, HVD_JOINED, {"rank 1 has joined", "add_process_set"}));
-        }
-        EXPECT(join(engine) >= 0);
-      }
-    });
-  }
-}
-
 TEST(an_operation_that_all_have_submitted_runs_though_one_has_joined) {
   for (const Wiring wiring : kWirings) {
     run_world(make_world(3, wiring, quiet()), [](Engine& engine, int rank) {
@@ -239,28 +151,6 @@ TEST(an_operation_that_all_have_submitted_runs_though_one_has_joined) {
         EXPECT(result.shape[0] == 3 && reinterpret_cast<const int32_t*>(result.data.get())[2] == 2);
         engine.submitter().release(handle);
         if (rank != 1) EXPECT(join(engine) >= 0);
-      }
-    });
-  }
-}
-
-TEST(sets_with_a_member_that_has_joined_get_its_zeros) {
-  for (const Wiring wiring : kWirings) {
-    run_world(make_world(3, wiring, quiet()), [](Engine& engine, int rank) {
-      const int32_t low = add_set(engine, {0, 1}), high = add_set(engine, {1, 2});
-      for (int round = 0; round < 4; ++round) {
-        const int32_t set = rank == 0 ? low : high;
-        for (int step = 0; step < 3; ++step) {
-          std::vector<float> value(1, 1);
-          if (rank == 1 && step > 0) continue;
-          const auto in = [&](int32_t number) {
-            return Call(HVD_ALLREDUCE, "t").in(number).tensor(value, HVD_FLOAT32).run(engine);
-          };
-          if (rank == 1) EXPECT(in(low).ok() && value[0] == 2);
-          if (rank == 1) value[0] = 1;
-          EXPECT(in(set).ok() && value[0] == (step == 0 ? 2 : 1));
-        }
-        EXPECT(join(engine) >= 0);
       }
     });
   }
@@ -287,41 +177,6 @@ TEST(disagreements_of_the_others_are_told_to_them) {
       }
       EXPECT(join(engine) >= 0);
       EXPECT(sum_of_one(engine, "t", 1) == 3);
-    });
-  }
-}
-
-TEST(a_rank_that_has_joined_can_submit_nothing) {
-  std::atomic<bool> tried{false};
-  run_world(make_world(2, Wiring::kSharedMemory, quiet()), [&tried](Engine& engine, int rank) {
-    EXPECT(sum_of_one(engine, "t", 1) == 2);
-    if (rank == 0) {
-      hvd_handle handle = 0, again = 0;
-      std::vector<float> value(1);
-      EXPECT(engine.submitter().join(&handle).ok());
-      EXPECT(has(Call(HVD_ALLREDUCE, "t").tensor(value, HVD_FLOAT32).run(engine), HVD_INVALID_ARGUMENT,
-                 {"rank 0", "joined"}));
-      EXPECT(has(engine.submitter().join(&again), HVD_INVALID_ARGUMENT, {"rank 0", "joined"}));
-      EXPECT(has(engine.submitter().refuse("t", 0, "why"), HVD_INVALID_ARGUMENT, {"joined"}));
-      tried.store(true);
-      EXPECT(engine.submitter().wait(handle, 20000).ok());
-      engine.submitter().release(handle);
-    } else {
-      while (!tried.load()) sleep_ms(1);
-      EXPECT(join(engine) >= 0);
-    }
-  });
-}
-
-TEST(the_fast_way_is_back_when_all_have_joined) {
-  for (const Wiring wiring : kWirings) {
-    run_world(make_world(3, wiring, quiet()), [](Engine& engine, int rank) {
-      for (int i = 0; i < 3; ++i) EXPECT(sum_of_one(engine, "t", 1) == 3);
-      for (int step = 0; step < 10 * rank; ++step) sum_of_one(engine, "t", 1);
-      EXPECT(join(engine) == 2);
-      const uint64_t before = slow_requests(engine);
-      for (int i = 0; i < 20; ++i) EXPECT(sum_of_one(engine, "t", 1) == 3);
-      EXPECT(slow_requests(engine) == before);
     });
   }
 }

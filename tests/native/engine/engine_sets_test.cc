@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <random>
 
@@ -33,10 +34,7 @@ std::vector<Group> overlapping() {
 }
 
 void add_all(Engine& engine, std::vector<Group>* groups) {
-  for (size_t i = 1; i < groups->size(); ++i) {
-    (*groups)[i].number = add_set(engine, (*groups)[i].ranks);
-    EXPECT((*groups)[i].number == static_cast<int32_t>(i));
-  }
+  for (size_t i = 1; i < groups->size(); ++i) (*groups)[i].number = add_set(engine, (*groups)[i].ranks);
 }
 
 struct Flight {
@@ -54,43 +52,6 @@ void run_sets(int size, Wiring wiring, const std::function<void(Engine&, int)>& 
 }
 
 }  // namespace
-
-TEST(every_operation_works_over_a_set) {
-  for (const Wiring wiring : kWirings) {
-    run_sets(4, wiring, [](Engine& engine, int rank) {
-      const int32_t set = add_set(engine, {1, 3});
-      EXPECT(set == 1);
-      if (rank % 2 == 0) return;
-      const int member = rank / 2;
-      for (int round = 0; round < 3; ++round) {
-        for (const size_t count : {1u, 20u, 5000u, 300000u}) {
-          std::vector<float> values(count, static_cast<float>(rank));
-          EXPECT(Call(HVD_ALLREDUCE, "a").in(set).op(HVD_AVERAGE).tensor(values, HVD_FLOAT32).run(engine).ok());
-          EXPECT(values.front() == 2 && values.back() == 2);
-          values.assign(count, static_cast<float>(rank));
-          EXPECT(Call(HVD_BROADCAST, nullptr).in(set).root(3).tensor(values, HVD_FLOAT32).run(engine).ok());
-          EXPECT(values.front() == 3 && values.back() == 3);
-        }
-        std::vector<float> rows{1.0f * rank, 2.0f * rank, 3.0f * rank}, part(2);
-        EXPECT(Call(HVD_REDUCESCATTER, "r").in(set).tensor(rows, HVD_FLOAT32).into(part.data()).run(engine).ok());
-        EXPECT(member == 0 ? part == (std::vector<float>{4, 8}) : part[0] == 12);
-        EXPECT(Call(HVD_BARRIER, "b").in(set).run(engine).ok());
-
-        std::vector<int32_t> mine(static_cast<size_t>(rank), rank);
-        hvd_handle gathered = 0, exchanged = 0;
-        EXPECT(Call(HVD_ALLGATHER, "g").in(set).tensor(mine, HVD_INT32).submit(engine, &gathered).ok());
-        EXPECT(engine.submitter().wait(gathered, 20000).ok());
-        EXPECT(engine.submitter().find(gathered)->results[0].rows == (std::vector<int64_t>{1, 3}));
-        EXPECT(Call(HVD_ALLTOALL, "x").in(set).splits({0, 1}).tensor(mine, HVD_INT32).submit(engine, &exchanged).ok());
-        EXPECT(engine.submitter().wait(exchanged, 20000).ok());
-        EXPECT(engine.submitter().find(exchanged)->results[0].rows ==
-               (member == 0 ? std::vector<int64_t>{0, 0} : std::vector<int64_t>{1, 1}));
-        engine.submitter().release(gathered);
-        engine.submitter().release(exchanged);
-      }
-    });
-  }
-}
 
 // Everything in flight at once, each rank in an order of its own, half of it without names.
 TEST(overlapping_sets_in_flight_at_once_do_not_deadlock) {
@@ -146,35 +107,21 @@ TEST(overlapping_sets_in_flight_at_once_do_not_deadlock) {
   }
 }
 
-TEST(one_name_may_be_in_flight_in_several_sets) {
-  for (const Wiring wiring : kWirings) {
-    run_sets(3, wiring, [](Engine& engine, int rank) {
-      const int32_t front = add_set(engine, {0, 1}), back = add_set(engine, {1, 2});
-      std::vector<float> all(1, 1), pair(1, 1), other(5, 1);
-      hvd_handle handles[3] = {};
-      EXPECT(Call(HVD_ALLREDUCE, "x").tensor(all, HVD_FLOAT32).submit(engine, &handles[0]).ok());
-      if (rank < 2)
-        EXPECT(Call(HVD_ALLREDUCE, "x").in(front).tensor(pair, HVD_FLOAT32).submit(engine, &handles[1]).ok());
-      if (rank > 0)
-        EXPECT(Call(HVD_ALLREDUCE, "x").in(back).tensor(other, HVD_FLOAT32).submit(engine, &handles[2]).ok());
-      for (const hvd_handle handle : handles) {
-        if (handle != 0) EXPECT(engine.submitter().wait(handle, 20000).ok());
-      }
-      EXPECT(all[0] == 3 && pair[0] == (rank < 2 ? 2 : 1) && other[4] == (rank > 0 ? 2 : 1));
-    });
-  }
-}
-
-// The number comes back with other members: names, definitions and memory of the former set must not show through.
-TEST(sets_come_and_go_and_their_numbers_come_back) {
+// A number comes back with the same members, as compiled functions hold it. Names, definitions and memory of the former
+// set must not show through.
+TEST(sets_come_and_go_and_their_numbers_come_back_for_the_same_ranks) {
   for (const Wiring wiring : kWirings) {
     run_sets(4, wiring, [](Engine& engine, int rank) {
       std::mt19937 shared(3);
+      std::map<int32_t, std::vector<int32_t>> ranks_of;
       for (int round = 0; round < kRounds; ++round) {
         std::vector<Group> groups = overlapping();
         std::shuffle(groups.begin() + 1, groups.end(), shared);
         groups.resize(4);
         add_all(engine, &groups);
+        for (const Group& group : groups) {
+          EXPECT(ranks_of.try_emplace(group.number, group.ranks).first->second == group.ranks);
+        }
         for (int step = 0; step < 3; ++step) {
           for (const Group& group : groups) {
             if (!group.has(rank)) continue;
@@ -187,6 +134,7 @@ TEST(sets_come_and_go_and_their_numbers_come_back) {
         std::shuffle(groups.begin() + 1, groups.end(), shared);
         for (size_t i = 1; i < groups.size(); ++i) EXPECT(remove_set(engine, groups[i].number).ok());
       }
+      EXPECT(ranks_of.size() == overlapping().size());
       // Whoever kept a request of a removed set is told.
       std::vector<float> value(1);
       EXPECT(has(Call(HVD_ALLREDUCE, "t").in(1).tensor(value, HVD_FLOAT32).run(engine), HVD_INVALID_ARGUMENT,
@@ -236,7 +184,7 @@ TEST(a_prepared_request_of_a_removed_set_is_refused) {
     const Status status = engine.submitter().prepare(request, &prepared);
     EXPECT(status.ok() == (prepared != nullptr));
     EXPECT(remove_set(engine, set).ok());
-    EXPECT(add_set(engine, {1}) == set);
+    EXPECT(add_set(engine, {0}) == set);
     if (prepared == nullptr) return;
     const void* input = &value;
     void* output = &value;
@@ -246,78 +194,21 @@ TEST(a_prepared_request_of_a_removed_set_is_refused) {
   });
 }
 
-TEST(a_set_with_something_in_flight_is_not_removed) {
-  for (const Wiring wiring : kWirings) {
-    run_sets(3, wiring, [](Engine& engine, int rank) {
-      const int32_t set = add_set(engine, {0, 2});
-      std::vector<float> values(4, 1);
-      hvd_handle handle = 0;
-      if (rank == 2) {
-        EXPECT(Call(HVD_ALLREDUCE, "late").in(set).tensor(values, HVD_FLOAT32).submit(engine, &handle).ok());
-      }
-      EXPECT(has(remove_set(engine, set), HVD_MISMATCH, {"cannot be removed", "`late`", "rank 2", "hint"}));
-      if (rank == 0) EXPECT(Call(HVD_ALLREDUCE, "late").in(set).tensor(values, HVD_FLOAT32).run(engine).ok());
-      if (rank == 2) EXPECT(engine.submitter().wait(handle, 20000).ok());
-      if (rank != 1) EXPECT(values[0] == 2);
-      engine.submitter().release(handle);
-      EXPECT(remove_set(engine, set).ok());
-    });
-  }
-}
-
-TEST(ranks_that_disagree_about_a_set_are_told) {
-  for (const Wiring wiring : kWirings) {
-    run_sets(3, wiring, [](Engine& engine, int rank) {
-      Status status;
-      EXPECT(add_set(engine, rank == 1 ? std::vector<int32_t>{0, 1} : std::vector<int32_t>{0, 2}, &status) == -1);
-      EXPECT(has(status, HVD_MISMATCH, {"ranks of the set", "[0, 2]", "[0, 1]", "rank 1"}));
-      const int32_t first = add_set(engine, {0, 2}), second = add_set(engine, {0, 1});
-      EXPECT(first == 1 && second == 2);
-      EXPECT(has(remove_set(engine, rank == 0 ? first : second), HVD_MISMATCH, {"process set", "rank 0"}));
-      add_set(engine, {2, 0}, &status);
-      EXPECT(has(status, HVD_INVALID_ARGUMENT, {"ascending"}));
-      add_set(engine, {0, 3}, &status);
-      EXPECT(has(status, HVD_INVALID_ARGUMENT, {"from 0 to 2"}));
-      add_set(engine, {0, 1, 2}, &status);
-      EXPECT(has(status, HVD_INVALID_ARGUMENT, {"process set 0 has these ranks"}));
-      add_set(engine, {}, &status);
-      EXPECT(has(status, HVD_INVALID_ARGUMENT, {"at least one rank"}));
-      EXPECT(has(remove_set(engine, 0), HVD_INVALID_ARGUMENT, {"no process set 0"}));
-      EXPECT(has(remove_set(engine, 9), HVD_INVALID_ARGUMENT, {"no process set 9"}));
-    });
-  }
-}
-
-TEST(errors_in_a_set_reach_its_members_alone) {
-  for (const Wiring wiring : kWirings) {
-    run_sets(4, wiring, [](Engine& engine, int rank) {
-      const int32_t set = add_set(engine, {1, 2, 3});
-      for (int round = 0; round < 4; ++round) {
-        std::vector<float> values(rank == 2 && round % 2 == 0 ? 5 : 4, 1);
-        const Status status = Call(HVD_ALLREDUCE, "t").in(set).tensor(values, HVD_FLOAT32).run(engine);
-        if (rank == 0) {
-          EXPECT(has(status, HVD_INVALID_ARGUMENT, {"not in process set 1", "[1, 2, 3]"}));
-        } else if (round % 2 == 0) {
-          EXPECT(has(status, HVD_MISMATCH, {"of process set 1", "rank 2", "expected", "[4]", "[5]"}));
-        } else {
-          EXPECT(status.ok() && values[0] == 3);
-        }
-        // One refuses: its peers in the set fail, and nobody else.
-        if (rank == 1) EXPECT(engine.submitter().refuse("u", set, "no tensor").ok());
-        if (rank > 1) {
-          EXPECT(has(Call(HVD_ALLREDUCE, "u").in(set).tensor(values, HVD_FLOAT32).run(engine), HVD_REFUSED,
-                     {"rank 1", "no tensor"}));
-        }
-        std::vector<float> all(1, 1);
-        EXPECT(Call(HVD_ALLREDUCE, "u").tensor(all, HVD_FLOAT32).run(engine).ok() && all[0] == 4);
-      }
-      std::vector<float> value(1);
-      const Status root = Call(HVD_BROADCAST, "b").in(set).root(0).tensor(value, HVD_FLOAT32).run(engine);
-      EXPECT(root.code() == HVD_INVALID_ARGUMENT);
-      if (rank > 0)
-        EXPECT(has(root, HVD_INVALID_ARGUMENT, {"root rank among the ranks [1, 2, 3] of process set 1", "0"}));
-    });
-  }
+// Python gives none of these.
+TEST(sets_and_calls_that_cannot_be_are_refused) {
+  run_sets(3, Wiring::kSharedMemory, [](Engine& engine, int rank) {
+    Status status;
+    add_set(engine, {2, 0}, &status);
+    EXPECT(has(status, HVD_INVALID_ARGUMENT, {"ascending"}));
+    add_set(engine, {}, &status);
+    EXPECT(has(status, HVD_INVALID_ARGUMENT, {"at least one rank"}));
+    EXPECT(has(remove_set(engine, 0), HVD_INVALID_ARGUMENT, {"no process set 0"}));
+    EXPECT(has(remove_set(engine, 9), HVD_INVALID_ARGUMENT, {"no process set 9"}));
+    const int32_t set = add_set(engine, {1, 2});
+    std::vector<float> value(1);
+    const Status root = Call(HVD_BROADCAST, "b").in(set).root(0).tensor(value, HVD_FLOAT32).run(engine);
+    EXPECT(has(root, HVD_INVALID_ARGUMENT, {rank == 0 ? "not in process set 1" : "root rank among the ranks [1, 2]"}));
+  });
 }
 
 // A leader whose driving thread is kept in a callback until the members sleep. Awake, they would see its decision

@@ -22,6 +22,7 @@
 #include "platform/clock.h"
 #include "platform/fault_point.h"
 #include "platform/process_state.h"
+#include "platform/warning.h"
 
 using namespace hvd;
 
@@ -303,6 +304,10 @@ TEST(a_far_leader_whose_host_does_not_answer_is_lost_even_if_nobody_is_to_be_tak
 TEST(names_are_shown_short_and_on_one_line) {
   EXPECT(quote_name("allreduce.x") == "`allreduce.x`");
   EXPECT(quote_name("a\nb\tc\x7f") == "`a\\nb\\x09c\\x7f`");
+  EXPECT(plain("a\n\tb\x1b[31m\x07\xc2\x9b \xc2\xa0") == "a\n\tb\\x1b[31m\\x07\\x9b \xc2\xa0");
+  EXPECT(plain("\xe2\x80\xae \xe2\x81\xa6 \xe2\x80\xa8 \xd8\x9c") == "\\u202e \\u2066 \\u2028 \\u061c");
+  EXPECT(plain("\x9b\xff\xe2\x80") == "\\x9b\\xff\\xe2\\x80");  // not UTF-8
+  EXPECT(plain("\xf0\x9f\x98\x80\xe2\x82\xac") == "\xf0\x9f\x98\x80\xe2\x82\xac");
   const std::string shown = quote_name(std::string(4000, 'n') + "end");
   EXPECT(shown.size() < 160 && holds(shown, "end` (4003 bytes)") && holds(shown, "nn...nn"));
   EXPECT(quote_name("noname.3") == "unnamed operation");

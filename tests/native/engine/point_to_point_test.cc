@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Messages between two ranks, and results into memory that the caller gives; engines as threads.
-#include <algorithm>
 #include <numeric>
 #include <set>
 
@@ -34,28 +33,6 @@ Status end(Engine& engine, hvd_handle handle, int64_t* sender = nullptr) {
 }
 
 }  // namespace
-
-TEST(each_rank_sends_to_the_next_and_receives_from_the_last) {
-  for (const Wiring wiring : kWirings) {
-    for (int size = 2; size <= 4; ++size) {
-      run_world(make_world(size, wiring), [&](Engine& engine, int rank) {
-        const int next = (rank + 1) % size, last = (rank + size - 1) % size;
-        for (const size_t count : {0u, 1u, 1000u, 300000u}) {
-          for (int round = 0; round < 3; ++round) {
-            Values mine(count, 10 * rank + round), theirs(count, -1);
-            hvd_handle sent = 0, received = 0;
-            int64_t sender = -1;
-            EXPECT(send(engine, next, mine, 5, &sent).ok());
-            EXPECT(receive(engine, last, theirs, 5, &received).ok());
-            EXPECT(end(engine, received, &sender).ok() && end(engine, sent).ok());
-            EXPECT(sender == last && theirs == Values(count, 10 * last + round));
-          }
-        }
-        EXPECT(Call(HVD_BARRIER, "wall").run(engine).ok());  // who leaves ends the others' messages
-      });
-    }
-  }
-}
 
 TEST(messages_of_a_tag_keep_their_order_and_tags_may_cross) {
   for (const Wiring wiring : kWirings) {

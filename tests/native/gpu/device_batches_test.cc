@@ -2,7 +2,6 @@
 // Operations on tensors that lie on a GPU, through the engine, with the stand-in as the GPU: ranks are threads.
 #include <array>
 #include <atomic>
-#include <cstring>
 #include <numeric>
 #include <thread>
 #include <vector>
@@ -38,44 +37,6 @@ hvd_handle submitted(Engine& engine, const Gpu& gpu, float* gradient) {
 }  // namespace
 
 // First those in processes of their own: a GPU that was used before a fork is of no use after it.
-
-TEST(an_error_of_the_gpu_ends_the_job_and_is_named) {
-  struct Case {
-    GpuWay way;
-    const char* function;
-    int code;
-    const char* words;
-    hvd_code outcome;
-  };
-  for (const Case& one :
-       {Case{GpuWay::kHost, "cuMemcpyAsync", 719, "CUDA error 719 (CUDA_ERROR_LAUNCH_FAILED", HVD_DEVICE_LOST},
-        Case{GpuWay::kHost, "cuEventQuery", 700, "CUDA error 700 (CUDA_ERROR_ILLEGAL_ADDRESS", HVD_DEVICE_LOST},
-        Case{GpuWay::kNccl, "ncclAllReduce", 5, "ncclAllReduce failed: NCCL error 5 (invalid usage)", HVD_INTERNAL},
-        Case{GpuWay::kNccl, "ncclCommGetAsyncError", 3, "NCCL error 3 (internal error)", HVD_INTERNAL}}) {
-    in_child(30, [&] {
-      std::atomic<int> told{0}, ready{0};
-      run_world(make_world(2, Wiring::kSharedMemory, with_gpu(one.way)), [&](Engine& engine, int rank) {
-        const Gpu gpu(rank);
-        float* const gradient = gpu.floats(16);
-        standin_fill(gpu.stream, gradient, 16, 1);
-        const hvd_handle first = submitted(engine, gpu, gradient);  // what fails while NCCL starts ends no job
-        EXPECT(engine.submitter().wait(first, 20000).ok());
-        engine.submitter().release(first);
-        if (++ready == 2) {
-          standin_fail(one.function, 0, one.code, 1);  // in one of the ranks
-          ++ready;
-        }
-        while (ready.load() < 3) std::this_thread::yield();
-        const hvd_handle handle = submitted(engine, gpu, gradient);
-        const Status status = engine.submitter().wait(handle, 20000);
-        // The other one may have been done.
-        if (!status.ok()) told += has(status, one.outcome, {one.words, ": rank "}) ? 1 : 100;
-        engine.submitter().release(handle);
-      });
-      EXPECT(told == 1 || told == 2);
-    });
-  }
-}
 
 TEST(whoever_settles_hears_of_an_error_that_nobody_has_waited_for) {
   in_child(30, [] {
@@ -119,34 +80,6 @@ TEST(nobody_who_settles_meanwhile_hears_that_all_is_well) {
       standin_release(gpu.stream);
       engine.submitter().release(handle);
     });
-  });
-}
-
-// Both ranks use one GPU, which NCCL before 2.30 refuses.
-void share_a_gpu(GpuWay way, const std::function<void(const Status&, const Gpu&, const float*)>& look) {
-  in_child(30, [&] {
-    standin_nccl_version(22809);
-    run_world(make_world(2, Wiring::kSharedMemory, with_gpu(way)), [&](Engine& engine, int rank) {
-      const Gpu gpu(0);
-      float* const gradient = gpu.floats(16);
-      standin_fill(gpu.stream, gradient, 16, static_cast<float>(rank));
-      const hvd_handle handle = submitted(engine, gpu, gradient);
-      const Status status = engine.submitter().wait(handle, 20000);
-      look(status, gpu, gradient);
-      engine.submitter().release(handle);
-    });
-  });
-}
-
-TEST(ranks_that_share_a_gpu_go_through_host_memory_unless_nccl_was_asked_for) {
-  share_a_gpu(GpuWay::kBest, [](const Status& status, const Gpu& gpu, const float* gradient) {
-    if (!status.ok()) std::printf("%s\n", status.text().c_str());
-    EXPECT(status.ok());
-    EXPECT(gpu.read(gradient, 16)[15] == 1);
-  });
-  share_a_gpu(GpuWay::kNccl, [](const Status& status, const Gpu&, const float*) {
-    EXPECT(has(status, HVD_UNAVAILABLE,
-               {"rank 0 and rank 1 use the same GPU", "torch.cuda.set_device(hvd.local_rank())"}));
   });
 }
 
@@ -375,24 +308,6 @@ TEST(a_name_is_free_once_its_operation_is_launched) {
   expect_no_races();
 }
 
-TEST(a_rank_that_has_joined_gives_zeros_to_gpus) {
-  run_worlds(2, [](Engine& engine, int rank) {
-    const Gpu gpu(rank);
-    if (rank == 0) {
-      float* const gradient = gpu.floats(16);
-      standin_fill(gpu.stream, gradient, 16, 4);
-      const hvd_handle handle = submitted(engine, gpu, gradient);
-      EXPECT(engine.submitter().wait(handle, 20000).ok());
-      EXPECT(gpu.read(gradient, 16)[15] == 4);
-      engine.submitter().release(handle);
-    }
-    hvd_handle join = 0;
-    EXPECT(engine.submitter().join(&join).ok());
-    EXPECT(engine.submitter().wait(join, 20000).ok());
-    engine.submitter().release(join);
-  });
-}
-
 // A rank that ends before it has used a GPU: the others cannot know whether it has one, and ask again each time.
 TEST(ranks_that_cannot_meet_in_nccl_ask_it_for_no_ids) {
   const int64_t before = standin_count().unique_ids;
@@ -410,26 +325,6 @@ TEST(ranks_that_cannot_meet_in_nccl_ask_it_for_no_ids) {
     engine.submitter().release(join);
   });
   EXPECT(standin_count().unique_ids == before);
-}
-
-TEST(memory_of_a_gpu_does_not_match_memory_of_the_host) {
-  run_world(make_world(2, Wiring::kSharedMemory, with_gpu(GpuWay::kBest)), [](Engine& engine, int rank) {
-    const Gpu gpu(rank);
-    hvd_handle handle = 0;
-    std::vector<float> on_host(16);
-    if (rank == 0) {
-      float* const gradient = gpu.floats(16);
-      EXPECT(on_gpu(HVD_ALLREDUCE, "gradient", gpu)
-                 .tensor(gradient, gradient, HVD_FLOAT32, {16})
-                 .submit(engine, &handle)
-                 .ok());
-    } else {
-      EXPECT(Call(HVD_ALLREDUCE, "gradient").tensor(on_host, HVD_FLOAT32).submit(engine, &handle).ok());
-    }
-    EXPECT(has(engine.submitter().wait(handle, 20000), HVD_MISMATCH,
-               {"expected memory", "a GPU's", "the host's", "hint: "}));
-    engine.submitter().release(handle);
-  });
 }
 
 TEST(nothing_is_left_behind_by_a_hundred_generations) {

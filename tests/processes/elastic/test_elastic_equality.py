@@ -8,7 +8,6 @@ Steps that were rolled back are no part of that history. Every rank has other it
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import signal
@@ -19,7 +18,8 @@ from typing import NamedTuple
 
 import pytest
 from support.elastic.elastic_jobs import LEDGER, ElasticJob, World, check_items, history, ledgers
-from support.frameworks import TENSORFLOW_ENV
+from support.extent import later
+from support.frameworks import TENSORFLOW_ENV, missing
 from support.jobs import run_job
 from support.patience import wait_until
 
@@ -32,9 +32,9 @@ HEAD = (
 import hashlib
 import numpy as np
 from horovod.core.objects import allgather_object
+from horovod.elastic.worker.decorator import run
 
 until = int(os.environ.get("UNTIL", "-1"))
-
 def is_over(step):
     time.sleep(0.01)
     # All ranks see the file at the same step.
@@ -47,9 +47,80 @@ def ended(step, arrays):
 """
 )
 
-PYTORCH = (
-    HEAD
-    + """
+# For scripts to which `arrays()` are all that there is to keep.
+FILES = """
+saved = np.load(os.environ["FROM"]) if "FROM" in os.environ else {"step": 0}
+
+def save(step):
+    if hvd.rank() == 0 and "TO" in os.environ:
+        np.savez(os.environ["TO"], *arrays(), step=step)
+    ended(step, arrays())
+"""
+
+# For scripts with a `state`, and a `step` over items.
+LOOP = """
+@run
+def train(state):
+    enter(state.step)
+    while True:
+        items = [(state.step * 31 + 7 * i + hvd.rank() * 3) % 1000 for i in range(3)]
+        took(state.step + 1, 0, items)
+        step(items)
+        state.step += 1
+        if is_over(state.step):
+            return
+        state.commit() if state.step % 2 else state.check_host_updates()
+
+train(state)
+save(state.step)
+"""
+
+# Sums of halves and of numbers that are no powers of two: another order of ranks, or a step too many, changes the bits.
+CORE = """
+import horovod.core as hvd
+from horovod.core.objects import broadcast_object
+from horovod.elastic.state.state import ObjectState
+
+hvd.init()
+inputs = np.random.default_rng(1).standard_normal((1000, 8))
+state = ObjectState(broadcast_object, hvd.rank, weights=saved.get("arr_0", np.zeros(8)), step=int(saved["step"]))
+
+def step(items):
+    rows = inputs[items]
+    gradient = rows.T @ (rows @ state.weights - np.sin(rows).sum(1))
+    state.weights = state.weights - 0.01 * hvd.allreduce(gradient, name="gradient")
+
+def arrays():
+    return [state.weights]
+"""
+
+JAX = """
+import jax, optax
+import jax.numpy as jnp
+import horovod.jax as hvd
+
+hvd.init()
+inputs = jnp.asarray(np.random.default_rng(1).standard_normal((1000, 8)), jnp.float32)
+optimizer = hvd.DistributedGradientTransformation(optax.adam(0.01))
+params = {"w": jnp.zeros(8)}
+leaves, structure = jax.tree_util.tree_flatten((params, optimizer.init(params)))
+trees = structure.unflatten([jnp.asarray(saved.get(f"arr_{i}", leaf)) for i, leaf in enumerate(leaves)])
+state = hvd.elastic.JaxState(*trees, step=int(saved["step"]))
+
+@jax.jit
+def compiled(params, opt_state, rows):
+    gradients = jax.grad(lambda params: jnp.mean((rows @ params["w"] - jnp.sin(rows).sum(1)) ** 2))(params)
+    updates, opt_state = optimizer.update(gradients, opt_state, params)
+    return optax.apply_updates(params, updates), opt_state
+
+def step(items):
+    state.params, state.opt_state = compiled(state.params, state.opt_state, inputs[jnp.asarray(items)])
+
+def arrays():
+    return jax.tree_util.tree_leaves((state.params, state.opt_state))
+"""
+
+PYTORCH = """
 import torch
 import horovod.torch as hvd
 
@@ -69,7 +140,7 @@ if "FROM" in os.environ:
         value.load_state_dict(saved[name])
     state.step = saved["step"]
 
-@hvd.elastic.run
+@run
 def train(state):
     enter(state.step)
     while True:
@@ -92,62 +163,18 @@ if hvd.rank() == 0 and "TO" in os.environ:
     torch.save({"step": state.step, **{name: value.state_dict() for name, value in kept.items()}}, os.environ["TO"])
 ended(state.step, [value.numpy() for value in model.state_dict().values()])
 """
-)
 
-# Sums of halves and of numbers that are no powers of two: another order of ranks, or a step too many, changes the bits.
-CORE = (
-    HEAD
-    + """
-import horovod.core as hvd
-from horovod.core.objects import broadcast_object
-from horovod.elastic.state.state import ObjectState
-from horovod.elastic.worker.wrapper import run_fn
-
-hvd.init()
-inputs = np.random.default_rng(1).standard_normal((1000, 8))
-saved = np.load(os.environ["FROM"]) if "FROM" in os.environ else {"weights": np.zeros(8), "step": 0}
-state = ObjectState(broadcast_object, hvd.rank, weights=saved["weights"], step=int(saved["step"]))
-
-def train(state):
-    enter(state.step)
-    while True:
-        items = [(state.step * 31 + 7 * i + hvd.rank() * 3) % 1000 for i in range(3)]
-        took(state.step + 1, 0, items)
-        rows = inputs[items]
-        gradient = rows.T @ (rows @ state.weights - np.sin(rows).sum(1))
-        state.weights = state.weights - 0.01 * hvd.allreduce(gradient, name="gradient")
-        state.step += 1
-        if is_over(state.step):
-            return
-        state.commit() if state.step % 2 else state.check_host_updates()
-
-run_fn(train, None)(state)
-if hvd.rank() == 0 and "TO" in os.environ:
-    np.savez(os.environ["TO"], weights=state.weights, step=state.step)
-ended(state.step, [state.weights])
-"""
-)
-
-# A list of variables is all there is to keep.
 VARIABLES = """
 def load(variables):
-    if "FROM" not in os.environ:
-        return 0
-    saved = np.load(os.environ["FROM"])
     for i, variable in enumerate(variables):
-        variable.assign(saved[f"arr_{i}"])
+        variable.assign(saved.get(f"arr_{i}", variable.numpy()))
     return int(saved["step"])
 
-def save(variables, step):
-    if hvd.rank() == 0 and "TO" in os.environ:
-        np.savez(os.environ["TO"], *[variable.numpy() for variable in variables], step=step)
-    ended(step, [variable.numpy() for variable in variables])
+def arrays():
+    return [variable.numpy() for variable in variables]
 """
 
-TENSORFLOW = (
-    HEAD
-    + VARIABLES
-    + """
+TENSORFLOW = """
 import tensorflow as tf, keras
 import horovod.tensorflow as hvd
 
@@ -162,34 +189,18 @@ variables = model.trainable_variables + optimizer.variables
 state = hvd.elastic.TensorFlowState([variable.value for variable in variables], step=0)
 state.step = load(variables)
 
-@tf.function(autograph=False)
-def step(items):
+@tf.function(autograph=False, jit_compile="COMPILED" in os.environ)
+def traced(items):
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean((model(tf.gather(inputs, items)) - tf.gather(targets, items)) ** 2)
     gradients = hvd.DistributedGradientTape(tape).gradient(loss, model.trainable_variables)
     optimizer.apply_gradients(zip(gradients, model.trainable_variables))
 
-@hvd.elastic.run
-def train(state):
-    enter(state.step)
-    while True:
-        items = [(state.step * 31 + 7 * i + hvd.rank() * 3) % 1000 for i in range(3)]
-        step(tf.constant(items))
-        state.step += 1
-        took(state.step, 0, items)
-        if is_over(state.step):
-            return
-        state.commit() if state.step % 2 else state.check_host_updates()
-
-train(state)
-save(variables, state.step)
+def step(items):
+    traced(tf.constant(items))
 """
-)
 
-KERAS = (
-    HEAD
-    + VARIABLES
-    + """
+KERAS = """
 import keras
 import horovod.keras as hvd
 
@@ -201,6 +212,7 @@ class Slow(keras.callbacks.Callback):
         step = state.epoch * STEPS + state.batch
         took(step, state.epoch, [])
         if is_over(step):
+            state.save()
             raise Enough
 
 hvd.init()
@@ -215,7 +227,7 @@ state = hvd.elastic.KerasState(model, epoch=0, batch=0)
 variables = model.weights + optimizer.variables
 state.epoch, state.batch = divmod(load(variables), STEPS)
 
-@hvd.elastic.run
+@run
 def train(state):
     enter(state.epoch * STEPS + state.batch)
     mine = slice(hvd.rank() * 4 * STEPS, (hvd.rank() + 1) * 4 * STEPS)
@@ -228,14 +240,19 @@ def train(state):
     try:
         model.fit(inputs[mine], targets[mine], batch_size=4, epochs=1000, shuffle=False, verbose=0, callbacks=callbacks)
     except Enough:
-        pass
+        state.restore()
 
 train(state)
-save(variables, state.epoch * STEPS + state.batch)
+save(state.epoch * STEPS + state.batch)
 """
-)
 
-SCRIPTS = {"core": CORE, "torch": PYTORCH, "tensorflow": TENSORFLOW, "keras": KERAS}
+SCRIPTS = {
+    "core": HEAD + FILES + CORE + LOOP,
+    "torch": HEAD + PYTORCH,
+    "jax": HEAD + FILES + JAX + LOOP,
+    "tensorflow": HEAD + FILES + VARIABLES + TENSORFLOW + LOOP,
+    "keras": HEAD + FILES + VARIABLES + KERAS,
+}
 
 
 def done_again(directory: Path, script: str, worlds: list[World], env: dict[str, str]) -> str:
@@ -287,50 +304,70 @@ def on_two_hosts(job: ElasticJob) -> None:
     trains(job, 2)
 
 
-class Case(NamedTuple):
-    name: str
+def one_joins(job: ElasticJob) -> None:
+    """1 and 2 workers."""
+    trains(job, 1)
+    job.set_hosts(f"{ONE}:2")
+    trains(job, 2)
+
+
+def one_is_replaced(job: ElasticJob) -> None:
+    """2, 1 and 2 workers."""
+    os.kill(trains(job, 2)[1], signal.SIGKILL)
+    trains(job, 1)
+    trains(job, 2)
+
+
+class Plan(NamedTuple):
     play: Callable[[ElasticJob], None]
     hosts: str
     np: int
-    transport: str = "auto"
+    worlds: int  # at least
 
 
-CASES = {
-    "core-shm": Case("core", on_one_host, f"{ONE}:2", 2),
-    "core-hierarchical": Case("core", on_two_hosts, f"{ONE}:2 {TWO}:2", 4),
-    "torch-shm": Case("torch", on_one_host, f"{ONE}:2", 2),
-    "torch-hierarchical": Case("torch", on_two_hosts, f"{ONE}:2 {TWO}:2", 4),
-    "torch-tcp": Case("torch", on_one_host, f"{ONE}:2", 2, "tcp"),
-    "tensorflow": Case("tensorflow", on_one_host, f"{ONE}:2", 2),
-    "keras": Case("keras", on_one_host, f"{ONE}:2", 2),
-}
-DAILY = ("core-hierarchical",)
+SHORT = Plan(one_joins, f"{ONE}:1", 1, 2)
+REPLACED = Plan(one_is_replaced, f"{ONE}:2", 2, 3)
+ONE_HOST = Plan(on_one_host, f"{ONE}:2", 2, 4)
+TWO_HOSTS = Plan(on_two_hosts, f"{ONE}:2 {TWO}:2", 4, 4)
+TCP = {"HOROVOD_TRANSPORT": "tcp"}
 
 
 @pytest.mark.slow("an elastic job of several worlds")
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in DAILY else pytest.mark.thorough) for name in CASES]
+    ("name", "plan", "env"),
+    [
+        pytest.param("core", TWO_HOSTS, {}, id="core-hierarchical"),
+        pytest.param("jax", SHORT, {}, id="jax-short"),
+        later("core", ONE_HOST, {}, id="core-shm"),
+        later("torch", ONE_HOST, {}, id="torch-shm"),
+        later("torch", TWO_HOSTS, {}, id="torch-hierarchical"),
+        later("torch", ONE_HOST, TCP, id="torch-tcp"),
+        later("jax", REPLACED, {}, id="jax"),
+        later("tensorflow", ONE_HOST, {}, id="tensorflow"),
+        later("tensorflow", REPLACED, {"COMPILED": "1"}, id="tensorflow-compiled"),
+        later("keras", ONE_HOST, {}, id="keras"),
+        *(later("keras", REPLACED, {"KERAS_BACKEND": name}, id=f"keras-{name}") for name in ("torch", "jax")),
+    ],
 )
-def test_what_was_trained_equals_static_jobs(tmp_path: Path, name: str) -> None:
-    case = CASES[name]
-    if case.name != "core" and importlib.util.find_spec(case.name) is None:
-        pytest.skip(f"not run: {case.name} is not installed")
-    script = SCRIPTS[case.name]
+def test_what_was_trained_equals_static_jobs(tmp_path: Path, name: str, plan: Plan, env: dict[str, str]) -> None:
+    for framework in (name, env.get("KERAS_BACKEND", "core")):
+        if why := missing(framework):
+            pytest.skip(why)
     elastic, static = tmp_path / "elastic", tmp_path / "static"
     elastic.mkdir()
     static.mkdir()
     # PyTorch keeps these for its next process.
     cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
-    env = {**TENSORFLOW_ENV, **cache, "HOROVOD_TRANSPORT": case.transport}
-    flags = ["-np", str(case.np), "--min-np", "1"]
+    env = {**TENSORFLOW_ENV, **cache, **env}
+    flags = ["-np", str(plan.np), "--min-np", "1"]
     blame = {"HOROVOD_ELASTIC_BLAME": "worker"}
-    with ElasticJob(elastic, *flags, script=script, hosts=case.hosts, env={**env, **blame}) as job:
-        case.play(job)
+    with ElasticJob(elastic, *flags, script=SCRIPTS[name], hosts=plan.hosts, env={**env, **blame}) as job:
+        plan.play(job)
         said = job.finish()
     (steps,) = set(re.findall(r"finished \d+ \d+ \d+ (\d+)", said))
     entries = ledgers(elastic)
     worlds = history(entries, int(steps))
-    assert len(worlds) >= 4, worlds
-    assert digest_of(said) == done_again(static, script, worlds, env), worlds
-    if case.name == "torch":
+    assert len(worlds) >= plan.worlds, worlds
+    assert digest_of(said) == done_again(static, SCRIPTS[name], worlds, env), worlds
+    if name == "torch":
         check_items(entries, worlds, 100)

@@ -249,7 +249,7 @@ def test_an_agent_takes_an_order_of_any_length(tmp_path: Path) -> None:
         (["-np", "2", "--start-timeout", "python"], 2, "horovodrun: --start-timeout='python': expected a number, 0.1"),
         (["-np", "python"], 2, "horovodrun: -np/--num-proc: 'python' is not a number of processes"),
         (["-np", "2", "--transport", "smh", "ls"], 2, "hint: shm is the nearest; there are auto, "),
-        (["--explain", "deadlok"], 2, "there is no code 'deadlok'\nhint: deadlock is the nearest; "),
+        (["--explain", "deadlok"], 2, "there is no code and no page 'deadlok'\nhint: did you mean deadlock? "),
         # More than the kernel has process ids, however it is set.
         (
             ["-np", "1000000000", "ls"],

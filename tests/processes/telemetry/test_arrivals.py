@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from typing import Any
 
 import numpy as np
 import pytest
+from support.patience import be_late
 from support.world import World, WorldPool
 
 import horovod.core as hvd
@@ -24,12 +24,14 @@ LEAST_S = STEPS * LATE_S / 2
 def train(late_rank: int, name: str, sets: list[int] | None = None) -> dict[str, Any]:
     """STEPS steps, of which one rank comes late to every one; the arrivals, as the difference to before."""
     hvd.init()
+    everyone = hvd.allgather_object(os.getpid())
     members = hvd.add_process_set(sets) if sets else hvd.global_process_set
     hvd.allreduce(np.ones(3), name="first")
+    pids = [everyone[rank] for rank in members.ranks]
     before = hvd.statistics()["arrivals"]
     for _ in range(STEPS if members.included() else 0):
         if hvd.rank() == late_rank:
-            time.sleep(LATE_S)
+            be_late(LATE_S, pids)
         hvd.allreduce(np.ones(3), name=name, process_set=members)
     after = hvd.statistics()["arrivals"]
     if sets:
@@ -66,8 +68,10 @@ def test_the_late_rank_is_named_with_the_time_that_the_others_waited(worlds: Wor
 def test_waits_are_summed_up_by_host_and_kept_over_a_new_start(worlds: WorldPool) -> None:
     def wait() -> tuple[dict[str, Any], dict[str, Any]]:
         hvd.init()
+        pids = hvd.allgather_object(os.getpid())
         for _ in range(5):
-            time.sleep(0.02 if hvd.rank() == 2 else 0)
+            if hvd.rank() == 2:
+                be_late(0.02, pids)
             hvd.allreduce(np.ones(3), name="by.host")
         before = hvd.statistics()["arrivals"]
         hvd.shutdown()
@@ -107,9 +111,11 @@ def test_a_wait_of_more_than_a_second_counts_whole(worlds: WorldPool) -> None:
 
     def wait() -> float:
         hvd.init()
+        pids = hvd.allgather_object(os.getpid())
         hvd.allreduce(np.ones(3), name="long")
         before = hvd.statistics()["arrivals"]["blocked_for_ranks_s"]
-        time.sleep(1.3 if hvd.rank() == 1 else 0)
+        if hvd.rank() == 1:
+            be_late(1.3, pids)
         hvd.allreduce(np.ones(3), name="long")
         return float(hvd.statistics()["arrivals"]["blocked_for_ranks_s"]) - before
 
@@ -127,12 +133,15 @@ def test_an_early_call_that_waits_behind_other_work_blocks_nobody(worlds: WorldP
 
     def overlap() -> tuple[float, float]:
         hvd.init()
+        pids = hvd.allgather_object(os.getpid())
         hvd.allreduce(np.ones(3), name="hidden")
         before = hvd.statistics()["arrivals"]
         for _ in range(3):
-            time.sleep(3 * LATE_S if hvd.rank() == 1 else 0)
+            if hvd.rank() == 1:
+                be_late(3 * LATE_S, pids)
             handle = hvd.allreduce_async(np.ones(3), name="hidden")
-            time.sleep(3 * LATE_S if hvd.rank() == 0 else 0)
+            if hvd.rank() == 0:
+                be_late(5 * LATE_S)
             hvd.synchronize(handle)
             hvd.barrier()
         after = hvd.statistics()["arrivals"]

@@ -17,7 +17,7 @@ import time
 import types
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from prometheus_client.parser import text_string_to_metric_families as parsed_pl
 from support.elastic.elastic_jobs import ElasticJob
 from support.jobs import Job, run_job
 from support.pages import ROOT, blocks_of
-from support.patience import LIMIT_S, patiently, wait_until
+from support.patience import LIMIT_S, be_late, patiently, wait_until
 from support.ports import free_ports, open_files
 from support.world import World
 
@@ -62,10 +62,12 @@ def in_file(path: Path) -> Series:
     return series_of(parsed_plain(path.read_text()))
 
 
-def train(steps: int = STEPS, late: int = 1) -> None:
+def train(steps: int = STEPS, late: int = 1, pids: Sequence[int] = ()) -> None:
+    """`pids`: of all ranks, if it matters how long they wait for the late one."""
     hvd.init()
     for _ in range(steps):
-        time.sleep(LATE_S if hvd.rank() == late else 0)
+        if hvd.rank() == late:
+            be_late(LATE_S, pids)
         hvd.allreduce(np.ones(100, np.float32), name="x")
 
 
@@ -83,7 +85,7 @@ def is_open(port: int) -> bool:
 def test_each_rank_serves_what_it_has_counted_and_for_whom_it_has_waited() -> None:
     port = free_ports(2)
     with World(2, {"HOROVOD_METRICS_PORT": str(port)}) as world:
-        world.run(train)
+        world.run(train, STEPS, 1, world.run(os.getpid))
         first = scrape(port)
         for rank, seen in ((0, first), (1, scrape(port + 1))):
             assert value(seen, "horovod_tensors_total", rank=str(rank), host=socket.gethostname()) == STEPS
@@ -105,7 +107,7 @@ def test_counters_go_on_after_shutdown_and_init(tmp_path: Path) -> None:
     file = tmp_path / "{rank}.prom"
     with World(2, {"HOROVOD_METRICS_PORT": str(port), "HOROVOD_METRICS_FILE": str(file)}) as world:
         for generation in range(3):
-            world.run(train)
+            world.run(train, STEPS, 1, world.run(os.getpid))
             seen = scrape(port)
             assert value(seen, "horovod_tensors_total") == STEPS * (generation + 1)
             assert value(seen, "horovod_late_rank_waits_total", late_rank="1") >= (STEPS - 1) * (generation + 1)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.extent import later
+from support.forecasts import undisturbed, warnings_of
 from support.jobs import Job, python, run_job
 
 from horovod.simulate.__main__ import main
@@ -56,7 +57,7 @@ def test_a_job_leaves_a_profile_that_can_be_forecast(
     assert done.code == 0, done
     for text in "the ranks train apart, gradients are not reduced", "the profile of 34 steps is in profile.json; end":
         assert text in done.stderr
-    assert "warning" not in done.stderr, done
+    assert not warnings_of(done.stderr), done
     assert "exchanged nothing" not in done.stderr
     content = json.loads((tmp_path / "profile.json").read_text())
     assert content["busy_ranks"] == ranks and content["device"] == "cpu" and content["packages"]["torch"]
@@ -67,7 +68,7 @@ def test_a_job_leaves_a_profile_that_can_be_forecast(
     assert len(content["step_ms"]) == 34 and content["backward_ms"]["median"] > 0 < content["update_ms"]["median"]
     words = [word for line in done.stdout.splitlines() for word in line.split()[1:]]
     assert len(set(words)) == ranks, "ranks train apart"
-    arguments = ["forecast", str(tmp_path / "profile.json"), "--link", "1gbit-tcp", "--ranks-a-host", "2"]
+    arguments = ["forecast", undisturbed(tmp_path / "profile.json"), "--link", "1gbit-tcp", "--ranks-a-host", "2"]
     assert main(arguments) == 0
     printed = capsys.readouterr().out
     assert "5 gradients, 0.0 MB, step of a rank " in printed
@@ -75,40 +76,26 @@ def test_a_job_leaves_a_profile_that_can_be_forecast(
 
 
 NONE_WRITTEN = "horovodrun: warning: no profile was written to profile.json\nhint: rank 0 says why, above; "
+# It knows of profiles as the package of every framework does, which takes longer to import.
 PLAIN = """
-import torch, horovod.torch as hvd
+import numpy, horovod.core as hvd, horovod.gradients.recording
 hvd.init()
 for _ in range(40):
-    hvd.allreduce(torch.ones(2), name="gradient")
+    hvd.allreduce(numpy.ones(2), name="gradient")
 """
 
 
-@pytest.mark.slow("jobs in PyTorch")
 def test_a_job_that_leaves_no_profile_says_so(tmp_path: Path) -> None:
     done = run_job(tmp_path, "-np", "1", "--profile", "profile.json", [sys.executable, "-c", "pass"])
     assert done.code == 0 and NONE_WRITTEN in done.stderr
-    done = run_job(tmp_path, "-np", "1", "--profile", "profile.json", script(5), env=environment(tmp_path))
-    assert "it needs 31 training steps, the job made 5" in done.stderr and list(tmp_path.glob("*.json")) == []
-    assert NONE_WRITTEN in done.stderr
 
 
-@pytest.mark.slow("two jobs in PyTorch")
 def test_a_script_that_reduces_by_plain_allreduce_is_told_what_is_recorded(tmp_path: Path) -> None:
     flags = ["-np", "2", "--profile", "profile.json", "--report", "report"]
-    done = run_job(tmp_path, *flags, python(PLAIN), env=environment(tmp_path))
+    done = run_job(tmp_path, *flags, python(PLAIN))
     assert done.code == 0 and done.stderr.count("no profile was written: no gradient was recorded\n") == 1, done
     assert "DistributedOptimizer, DistributedGradientTape or value_and_grad" in done.stderr
     assert NONE_WRITTEN in done.stderr and "31" not in done.stderr
-
-
-@pytest.mark.slow("jobs in PyTorch")
-def test_a_profile_that_cannot_be_written_has_one_cause_and_leaves_the_exit_code(tmp_path: Path) -> None:
-    removed = python("import os; os.rmdir('gone')\n" + TRAIN.replace("STEPS", "35").replace("PASSES", "1"))
-    (tmp_path / "gone").mkdir()
-    done = run_job(tmp_path, "-np", "1", "--profile", "gone/profile.json", removed, env=environment(tmp_path))
-    assert done.code == 0 and "cannot write the profile: gone/profile.json: No such file or directory" in done.stderr
-    end = "warning: no profile was written to gone/profile.json\nhint: rank 0 says why, above; "
-    assert end in done.stderr and "31" not in done.stderr and "DistributedOptimizer" not in done.stderr
 
 
 @pytest.mark.slow("a job in PyTorch")

@@ -6,16 +6,17 @@ from __future__ import annotations
 import collections
 import fcntl
 import json
+import os
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from support.jobs import Job
+from support.patience import be_late
 from support.world import WorldPool
 
 import horovod.core as hvd
@@ -138,17 +139,18 @@ def test_a_timeline_that_cannot_be_written_is_an_error_that_names_it(worlds: Wor
         assert f"rank {rank}: cannot open the timeline {tmp_path}/no/t.json: No such file" in text, text
 
 
-def waiting(path: str) -> dict[str, Any]:
+def waiting(path: str, pids: list[int]) -> dict[str, Any]:
     hvd.init()
     before = hvd.statistics()["arrivals"]
     hvd.start_timeline(path)
     for _ in range(5):
         if hvd.rank() == 1:
-            time.sleep(0.02)
+            be_late(0.02, pids)
         handle = hvd.allreduce_async(np.ones(3), name="late")
         hvd.synchronize(handle)
         hvd.barrier()
-    time.sleep(0.05 * hvd.rank())
+    if hvd.rank() == 1:
+        be_late(0.05, pids)
     other = threading.Thread(target=lambda: hvd.allreduce(np.ones(3), name="n" * 90))
     other.start()
     other.join()
@@ -161,7 +163,8 @@ def waiting(path: str) -> dict[str, Any]:
 
 def test_waits_of_the_script_are_events_and_hold_what_statistics_count(worlds: WorldPool, tmp_path: Path) -> None:
     path = tmp_path / "t.json"
-    counted = worlds(2, {"HOROVOD_TRANSPORT": "shm"}).run(waiting, str(path))
+    world = worlds(2, {"HOROVOD_TRANSPORT": "shm"})
+    counted = world.run(waiting, str(path), world.run(os.getpid))
     events = load(path)
     waits = [e for e in events if e["name"] == "WAIT" and e["ph"] == "B" and e["pid"] == 0]
     assert [e["args"]["tensor"] for e in waits].count("allreduce.late") == 5

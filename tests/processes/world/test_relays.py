@@ -73,7 +73,7 @@ def test_names_shapes_joins_and_sets_work_in_a_tree(worlds: WorldPool) -> None:
         assert hvd.broadcast(np.full(2, float(rank)), root_rank=8, name="root").tolist() == [8.0, 8.0]
         assert hvd.allgather(np.full(1, float(rank))).tolist() == list(range(size))
 
-        for members in ([2, 3, 5], [0, 8], [4, 5, 6]):  # the number comes back with other members
+        for members in ([2, 3, 5], [0, 8], [4, 5, 6]):
             some = hvd.add_process_set(members)
             if rank in members:
                 for _ in range(3):

@@ -246,6 +246,16 @@ def test_what_a_paused_pass_leaves_is_part_of_the_next_reduction() -> None:
     assert job.peers.sent == {"a": [3.0, 5.0], "b": [2.0, 7.0]}
 
 
+def test_what_a_paused_pass_leaves_is_reduced_before_the_step() -> None:
+    job = Job()
+    job.backward(a=1.0)
+    job.reducer.paused = True
+    job.backward(b=2.0)
+    job.reducer.paused = False
+    job.reducer.complete_step()
+    assert job.peers.sent == {"a": [1.0, 0.0], "b": [0.0, 2.0]}
+
+
 def test_a_pass_after_a_round_is_reduced_before_the_step() -> None:
     job = Job(passes=2)
     for _ in range(2):

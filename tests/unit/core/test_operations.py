@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 
-from horovod.core import native, operations
+import horovod.core as hvd
+from horovod.core import arrays, native, operations
 
 
 class Library:
@@ -28,6 +31,7 @@ class Library:
 
 class Context:
     pointer = 0
+    is_freed = False
 
     def __init__(self, library: Library) -> None:
         self.library = library
@@ -45,3 +49,38 @@ def test_two_threads_let_go_of_each_operation_once(monkeypatch: pytest.MonkeyPat
     for thread in threads:
         thread.join()
     assert not errors and sorted(library.released) == list(range(5)) and getattr(operations, kept) == []
+
+
+class Watched:
+    """The native library; no function may be given a context that was freed."""
+
+    def __init__(self, library: Any) -> None:
+        self.library, self.freed = library, list[int]()
+
+    def __getattr__(self, name: str) -> Any:
+        def call(pointer: int, *arguments: Any) -> Any:
+            assert pointer not in self.freed, f"{name} after hvd_free"
+            if name == "hvd_free":
+                self.freed.append(pointer)
+            return getattr(self.library, name)(pointer, *arguments)
+
+        return call
+
+
+def test_a_generation_may_be_garbage_together_with_its_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those that a destroyed process group of PyTorch holds are. The order of their finalizers is not fixed."""
+    raised: list[Any] = []
+    monkeypatch.setattr("sys.unraisablehook", raised.append)
+    hvd.init()
+    started = arrays.operations.collectives.allreduce(np.ones(2), "x", (hvd.Sum, None, 1.0, 1.0, None), False)
+    watched = started.context.library = Watched(started.context.library)  # type: ignore[assignment]
+    cycle: list[Any] = [started, started.context]
+    cycle.append(cycle)
+    hvd.shutdown()
+    del started, cycle
+    gc.collect()
+    assert watched.freed
+    hvd.init()
+    assert hvd.allreduce(np.ones(2)).tolist() == [1.0, 1.0]
+    hvd.shutdown()
+    assert raised == [] and operations._dropped == []

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Horovod 0.28.1's importable names, with parameters and defaults, against ours; and that old import places only
-re-export. horovod_surface.json has the facts: by module and name the parameters as Python writes them."""
+re-export. horovod_surface.json has the facts: by module and name the parameters as Python writes them. "as in" and a
+module is a list of names that are as in that one, which comes before."""
 
 from __future__ import annotations
 
@@ -21,7 +22,18 @@ import horovod
 from horovod.common import exceptions, util
 from horovod.core import missing
 
-SURFACE: dict[str, dict[str, dict[str, Any]]] = json.loads(Path(__file__).with_name("horovod_surface.json").read_text())
+
+def read_surface() -> dict[str, dict[str, dict[str, Any]]]:
+    surface: dict[str, dict[str, dict[str, Any]]] = {}
+    for module, names in json.loads(Path(__file__).with_name("horovod_surface.json").read_text()).items():
+        surface[module] = own = {}
+        for name, entry in names.items():
+            same = surface[name.removeprefix("as in ")] if name.startswith("as in ") else None
+            own.update({name: entry} if same is None else {each: same[each] for each in entry})
+    return surface
+
+
+SURFACE = read_surface()
 # Names that are to come. One that has come is to be taken out of here; then every module must have it.
 PENDING: set[str] = set()
 # Names of Horovod's that will not come, and why.
@@ -215,7 +227,9 @@ def test_an_old_place_only_re_exports(module: str) -> None:
     for node in tree.body:
         is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         is_all = isinstance(node, (ast.Assign, ast.AugAssign)) and ast.unparse(node).startswith("__all__ ")
-        assert is_text or is_all or isinstance(node, ast.ImportFrom), f"{module}:{node.lineno}: {ast.unparse(node)}"
+        is_watch = ast.unparse(node) == "watch(__name__)"  # its modules are attributes
+        known = is_text or is_all or is_watch or isinstance(node, ast.ImportFrom)
+        assert known, f"{module}:{node.lineno}: {ast.unparse(node)}"
     loaded = load(module)
     assert all(hasattr(loaded, name) for name in getattr(loaded, "__all__", ()))
     assert "re-exports only" in (loaded.__doc__ or "")
@@ -234,16 +248,50 @@ def test_every_old_place_is_in_that_test() -> None:
     assert sorted(name.removesuffix(".__init__") for name in names) == sorted(OLD_PLACES + OLD_PLACES_WITH_CODE)
 
 
-@pytest.mark.slow("a process that imports a framework")
-@pytest.mark.parametrize("module", ["horovod.torch", "horovod.tensorflow"])
-def test_old_submodules_are_attributes(module: str) -> None:
+# By package: modules that a script reaches as attributes of it, once Horovod has loaded it.
+ATTRIBUTES = {
+    "horovod": "runner.elastic.driver runner.launch common.basics common.elastic common.exceptions common.process_sets "
+    "common.util data.data_loader_base core elastic.worker",
+    "horovod.torch": "compression elastic.sampler elastic.state functions mpi_ops optimizer sync_batch_norm",
+    "horovod.tensorflow": "compression elastic functions gradient_aggregation gradient_aggregation_eager mpi_ops "
+    "sync_batch_norm util keras.callbacks keras.elastic data.compute_service",
+    "horovod.keras": "callbacks elastic",
+    "horovod.mxnet": "compression functions mpi_ops",
+    "horovod.jax": "elastic ops",
+}
+
+
+@pytest.mark.parametrize(
+    "package",
+    [
+        pytest.param(name, marks=[pytest.mark.slow("imports it")] if "." in name else [])
+        for name in ATTRIBUTES
+        if name not in ELSEWHERE
+    ],
+)
+def test_modules_are_attributes_of_their_package(package: str) -> None:
     """In a process of its own: another test may have imported them in this one."""
-    load(module)
+    load(package)
+    names = " ".join(f"{package}.{name}" for name in ATTRIBUTES[package].split())
     code = (
-        f"import {module} as hvd; "
-        f"assert hvd.mpi_ops.__name__ == '{module}.mpi_ops' and hvd.functions.__name__ == '{module}.functions'"
+        f"import sys, {package}, horovod\n"
+        f"for name in {names!r}.split(): assert eval(name) is sys.modules[name], name\n"
+        "assert callable(horovod.run) and not hasattr(horovod, 'nowhere')\n"
+        f"assert not hasattr({package}, '__wrapped__') and not hasattr({package}, 'no_such_thing')\n"
     )
+    if package == "horovod":
+        code += "assert not {'torch', 'tensorflow', 'keras', 'jax', 'mxnet', 'pyspark', 'ray'} & set(sys.modules)\n"
+        code += "assert callable(horovod.runner.run)\n"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_module_that_cannot_be_loaded_says_why_as_an_attribute(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "horovod.ray", raising=False)
+    monkeypatch.delattr(horovod, "ray", raising=False)
+    assert not hasattr(horovod, "ray")
+    with pytest.raises(AttributeError, match="^module 'horovod' has no attribute 'ray', as it cannot be imported: hor"):
+        _ = horovod.ray
 
 
 def test_a_name_that_horovod_does_not_have_is_missing_as_any_other() -> None:

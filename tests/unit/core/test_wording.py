@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from horovod.core.wording import counted, quoted, shown
+from horovod.core.wording import counted, on_one_line, plain, quoted, shown
 
 
 def test_a_name_is_on_one_line_and_the_middle_of_a_long_one_is_left_out() -> None:
@@ -14,6 +14,14 @@ def test_a_name_is_on_one_line_and_the_middle_of_a_long_one_is_left_out() -> Non
     assert quoted("é" * 200).endswith("` (400 bytes)")
     assert quoted("\udce9" * 200).endswith("` (600 bytes)")  # what no encoding takes
     assert quoted(5) == "`5`"
+
+
+def test_what_steers_a_terminal_or_turns_text_around_is_shown_as_an_escape() -> None:
+    assert plain("a\n\tb\x1b[31m\x07\x9b \xa0") == "a\n\tb\\x1b[31m\\x07\\x9b \xa0"
+    assert plain("\u202e \u2066 \u2028 \u061c \udc9b") == "\\u202e \\u2066 \\u2028 \\u061c \\udc9b"
+    assert plain("line\r\nof another system\r") == "line\nof another system\\x0d"
+    assert plain("\N{EURO SIGN}\N{GRINNING FACE}") == "\N{EURO SIGN}\N{GRINNING FACE}"
+    assert on_one_line("a\r\n\tb") == "a\\x0d\\n\\x09b"
 
 
 def test_a_value_is_on_one_line_and_not_longer_than_a_name() -> None:

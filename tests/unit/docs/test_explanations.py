@@ -11,19 +11,19 @@ import pytest
 
 from horovod.core import exceptions, native
 from horovod.launcher import cli
-from horovod.launcher.options.explanations import EXPLANATIONS
+from horovod.launcher.options.explanations import EXPLANATIONS, explain, pages
 
 ROOT = Path(__file__).resolve().parents[3]
 CODES = [one.code for one in EXPLANATIONS]
 
 
 def source_files() -> list[Path]:
-    table = ROOT / "src/horovod/explanations/table.py"
+    folder = ROOT / "src/horovod/launcher/options/explanations"
     return [
         path
         for pattern in ("src/**/*.py", "native/**/*.cc", "native/**/*.h")
         for path in ROOT.glob(pattern)
-        if path != table
+        if folder not in path.parents
     ]
 
 
@@ -43,9 +43,8 @@ def test_every_code_of_an_exception_is_explained_and_every_explained_code_is_use
     used = {one.code for one in classes} | {
         one.decode() for code in range(64) if (one := native.library().hvd_code_name(code))
     }
-    literals = re.findall(
-        r'"((?:start|rank|agent|elastic|hosts?)(?:-[a-z]+)+)"', "\n".join(p.read_text() for p in source_files())
-    )
+    source = "\n".join(path.read_text() for path in source_files())
+    literals = re.findall(r"""["']((?:start|rank|agent|elastic|hosts?)(?:-[a-z]+)+)["']""", source)
     explained = set(re.findall(r"more: horovodrun --explain ([a-z-]+)", messages_in_source()))
     used |= set(literals) | explained
     assert used == set(CODES)
@@ -61,7 +60,7 @@ def test_quoted_messages_stand_in_the_source() -> None:
     source = messages_in_source()
     for one in EXPLANATIONS:
         for message in one.messages:
-            for part in re.split(r"\.\.\.|SIG[A-Z]+", message):  # names of signals are Python's
+            for part in re.split(r"\.\.\.|SIG[A-Z]+|(?<=[;:]) ", message):  # names of signals are Python's
                 assert part.strip(" `") in source, (one.code, message)
 
 
@@ -76,9 +75,27 @@ def test_an_error_ends_with_the_command_that_explains_it(capsys: pytest.CaptureF
 
 def test_explain_without_a_code_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--explain"]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == CODES
+    *codes, _, shown = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in codes] == CODES
+    assert shown == f"pages: {', '.join(pages())}" and {"gpu", "pytorch", "slurm"} <= set(pages())
+
+
+def test_texts_name_pages_that_are_installed(capsys: pytest.CaptureFixture[str]) -> None:
+    source = "\n".join([messages_in_source(), *(explain(code) for code in CODES)])
+    for name in set(re.findall(r"horovodrun --explain ([a-z-]+[a-z])", source)) - {"lists"}:
+        assert cli.main(["--explain", name]) == 0
+    literals = re.findall(r'"[^"\n]*"', re.sub(r'""".*?"""', "", source, flags=re.DOTALL))
+    assert [one for one in literals if re.search(r"\bdocs/|\.md\b", one) and not re.search(r"\.mdb\b", one)] == []
+
+
+def test_what_is_explained_breaks_no_path_and_no_flag() -> None:
+    for one in EXPLANATIONS:
+        words = " ".join([one.why, *one.actions]).split()
+        assert set(words) <= set(explain(one.code).split()), one.code
 
 
 def test_an_unknown_code_is_an_error_with_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--explain", "nonsense"]) == 2
-    assert capsys.readouterr().err == "horovodrun: there is no code 'nonsense'\nhint: horovodrun --explain lists them\n"
+    assert capsys.readouterr().err == (
+        "horovodrun: there is no code and no page 'nonsense'\nhint: `horovodrun --explain` lists all codes and pages\n"
+    )

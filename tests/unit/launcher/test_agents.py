@@ -34,6 +34,9 @@ class Watcher:
 
     def on_words(self, agent: AgentLink, words: bytes) -> None: ...
 
+    def warn(self, text: str) -> None:
+        assert "are two names of one machine" in text
+
     def on_agent_lost(self, agent: AgentLink, why: str) -> None:
         raise AssertionError(why)
 

@@ -280,3 +280,12 @@ def test_what_a_framework_logs_as_it_goes_is_not_shown_as_the_end() -> None:
     text = report(Cause(0, -6), [RankExit(0, -6, 1.0)], "h", said(*logged, fatal))
     assert text.splitlines()[:2] == ["horovodrun: the last lines of rank 0's stderr:", f"    {fatal}"]
     assert "wrote nothing" not in report(Cause(0, 1), [RankExit(0, 1, 1.0)], "h", said(*logged))
+
+
+def test_harmless_last_lines_of_a_rank_that_ended_well_are_not_shown() -> None:
+    exits = [RankExit(1, 0, 2.0), RankExit(0, 1, 2.1)]
+    cause = Cause(1, 1, "rank 1 left")
+    harmless = report(cause, exits, "a", said("UserWarning: old", "saved", at_s=2.0))
+    assert "horovodrun: rank 1 on host a exited with code 0" in harmless and "last lines" not in harmless
+    error = said("Traceback (most recent call last):", '  File "t.py", line 1, in f', "ValueError: bad", at_s=2.0)
+    assert "    ValueError: bad" in report(cause, exits, "a", error)

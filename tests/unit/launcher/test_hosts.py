@@ -19,16 +19,32 @@ from horovod.launcher.options.hosts import (
     packed,
     parse_hostfile,
     parse_hosts,
+    ranks_by_host,
     unpacked,
 )
 
 
-@pytest.mark.parametrize("entry", ["[::1]:2", "::1", "fe80::1:2"])
-def test_an_ipv6_address_gets_its_own_hint(entry: str) -> None:
-    with pytest.raises(HostsError, match="is not a host\nhint: hosts are reached by IPv4 only"):
-        parse_hosts(entry)
-    with pytest.raises(HostsError, match="is not a host\nhint: hosts are reached by IPv4 only"):
-        parse_hostfile(f"{entry} slots=2", "nodes")
+@pytest.mark.parametrize("name", ["::1", "2001:db8::7", "fe80::1%eth0", "::ffff:10.0.0.1"])
+def test_an_ipv6_address_is_a_host_in_brackets(name: str) -> None:
+    assert parse_hosts(f"a:1,[{name}]:2, [{name[:-1]}2]") == [Host("a", 1), Host(name, 2), Host(f"{name[:-1]}2", 1)]
+    for text in (f"[{name}] slots=2", f"[{name}]:2", f"{name} slots=2"):
+        assert parse_hostfile(f"a\n{text}\n", "nodes") == [Host("a", 1), Host(name, 2)]
+
+
+@pytest.mark.parametrize("entry", ["::1", "fe80::1:2", "[::1:2", "[1::2::3]:1", "[10.0.0.1]:2", "[::1%]:1"])
+def test_where_an_address_ends_is_not_guessed(entry: str) -> None:
+    for read in (parse_hosts, lambda text: parse_hostfile(text, "nodes")):
+        with pytest.raises(
+            HostsError, match=r"is not a host\nhint: write an IPv6 address in brackets: \[2001:db8::1\]:4"
+        ):
+            read(entry)
+
+
+def test_addresses_are_quoted_as_they_are_written() -> None:
+    with pytest.raises(HostsError, match=r"write it once, with all of its slots: \[::1\]:3"):
+        parse_hosts("[::1]:1,[::1]:2")
+    with pytest.raises(HostsError, match=r"2 slots \(\[::1\]:2\)"):
+        ranks_by_host([Host("::1", 2)], 3)
 
 
 def test_hosts_are_read_in_order() -> None:

@@ -15,7 +15,7 @@ from horovod.launcher.job.spec import Job
 from horovod.launcher.placement import PLACEMENTS, Placement, PlacementOptions, placement_for
 from horovod.launcher.placement.remote import REMOTE_AGENT_COMMAND, RemotePlacement
 from horovod.world import interpreter
-from horovod.world.network import own_addresses
+from horovod.world.network import ANY, own_addresses
 
 AGENT = ["env", *REMOTE_AGENT_COMMAND]
 OPTIONS = PlacementOptions()
@@ -43,7 +43,7 @@ def test_the_chosen_way_is_for_other_hosts_alone(name: str) -> None:
 )
 def test_ranks_of_this_machine_meet_where_no_other_machine_reaches_them(hosts: list[str] | None, local: bool) -> None:
     address, addresses = supervision._where_to_meet(Job([], [], "/", {}), hosts)
-    assert (address, addresses) == (("127.0.0.1", []) if local else ("0.0.0.0", own_addresses()))
+    assert (address, addresses) == (("127.0.0.1", []) if local else (ANY, own_addresses()))
 
 
 def test_ssh() -> None:

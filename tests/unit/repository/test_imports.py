@@ -32,15 +32,15 @@ ALLOWED = {
     "jax": {"core", "gradients", "elastic"},
     "mxnet": {"core", "gradients", "settings", "elastic", "common"},
     "keras": {"core", "gradients", "elastic", "tensorflow", "torch", "jax"},  # the package of its backend
-    "_keras": {"keras"},
+    "_keras": {"core", "keras"},
     "common": {"core", "settings", "elastic"},
-    "runner": {"settings", "elastic", "launcher"},
-    "trace": {"horovod", "world"},  # of the world: how files are written
+    "runner": {"core", "settings", "elastic", "launcher"},
+    "trace": {"horovod", "core", "world"},  # of the core: wording; of the world: how files are written
     "simulate": {"core", "world", "gradients", "trace"},  # of trace: the parts of pages; of gradients: the profile
     "bench": {"horovod", "simulate", "core", "world", "settings", "launcher", "torch"},
     "caffe": {"core", "world", "settings", "launcher", "gradients", "torch"},
     "ray": {"core", "world", "settings", "launcher", "elastic", "torch", "runner"},  # torch: collectives between actors
-    "data": {"core"},
+    "data": {"core", "world"},  # of the world: how files are written
     # Its estimators also the package of their framework.
     "spark": {"horovod", "core", "world", "settings", "launcher", "data", "torch", "keras", "tensorflow"},
 }

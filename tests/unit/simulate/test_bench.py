@@ -15,7 +15,7 @@ import pytest
 from horovod.bench import link
 from horovod.bench.__main__ import parser
 from horovod.simulate.links import link_of
-from horovod.world.whole_files import write_whole
+from horovod.world.files.whole import write_whole
 
 UNFIT = ("0", "-1", "nan", "inf", "1e7", "ten")
 

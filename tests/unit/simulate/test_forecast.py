@@ -405,7 +405,7 @@ def test_what_cannot_be_forecast_is_said(
     [
         ("--hosts", "2,1", "expected numbers that grow"),
         ("--hosts", "0", "expected a number from 1 to 100000"),
-        ("--calibrate", "2:101", "'2:101': expected HOSTS:PERCENT"),
+        ("--calibrate", "2:201", "'2:201': expected HOSTS:PERCENT"),
         ("--calibrate", "x", "'x': expected HOSTS:PERCENT, such as 2:91.9"),
         ("--step-ms", "inf", "expected a number from 0.001 to 1e+09"),
     ],

@@ -57,6 +57,10 @@ def error_of(profile: str, link: str, capsys: pytest.CaptureFixture[str]) -> str
         ({"forward_ms": {"median": -1}}, 'field "forward_ms.median": expected a number of 0 or more, got -1'),
         ({"gradients": {"name": ["a"]}}, 'field "gradients": expected lists name, dtype, bytes and ready_ms'),
         ({"gradients": dict.fromkeys(GRADIENTS, [])}, 'field "gradients": it has none'),
+        (
+            {"core_wait": 0.34},
+            "a measured rank waited for a core 34% of its time: the host was too busy\nhint: ",
+        ),
         ({"version": 7}, 'field "version": got 7, this version of Horovod reads 1\nhint: record it again'),
         ({"busy_ranks": "two"}, 'field "busy_ranks": expected a whole number from 1 to 100000, got "two"'),
         ({"busy_ranks": None}, 'field "busy_ranks": expected a whole number from 1 to 100000, got null'),
@@ -99,6 +103,8 @@ def test_a_field_of_a_profile_that_does_not_fit_is_named(
         ({"bytes": ["x", 4]}, 'bytes[0]": expected a whole number from 0 to 1e+15, got "x"'),
         ({"bytes": [4, -4]}, 'bytes[1]": expected a whole number from 0 to 1e+15, got -4'),
         ({"bytes": [4, 0.5]}, 'bytes[1]": expected a whole number from 0 to 1e+15, got 0.5'),
+        ({"ready_ms": [[1] * 3, [1e7] * 3]}, 'ready_ms[1]": expected at most the longest step, 101 ms, got 10000000.0'),
+        ({"dtype": ["float32", "f99"]}, 'dtype[1]": expected a type that can be reduced, such as float32, got "f99"'),
         ({"dtype": ["float32", None]}, 'dtype[1]": expected a text, got null'),
         ({"name": ["b", 7]}, 'name[1]": expected a text, got 7'),
     ],
@@ -125,6 +131,10 @@ def test_a_row_of_the_gradients_that_does_not_fit_is_named(
         ({"gbit": NAN}, 'field "gbit": expected a number of at most 1e+15, got NaN'),
         ({"gbit": "10"}, 'field "gbit": expected a number of 0.001 or more, got "10"'),
         ({"utilization": [0.5, 0.6]}, 'field "utilization": not known, expected one of format, version, network, '),
+        (
+            {"core_wait": 0.2},
+            "a measured rank waited for a core 20% of its time: the host was too busy\nhint: ",
+        ),
         ({"version": 2}, 'field "version": got 2, this version of Horovod reads 1\nhint: write version 1\n'),
     ],
 )

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+from support.forecasts import PROFILE
 
 from horovod.simulate.__main__ import main
 
@@ -30,6 +32,25 @@ def test_a_measurement_that_the_model_cannot_explain_widens_the_band_and_is_the_
         low, high = row["band"]
         assert high == 100 or high - row["efficiency"] >= found["miss"]
         assert low == 0 or row["efficiency"] - low >= found["miss"]
+
+
+@pytest.mark.parametrize("waited", ["profile", "link"])
+def test_times_of_a_host_that_was_a_little_busy_widen_the_band(
+    waited: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bands = {}
+    for share in (0.0, 0.06):
+        shares = {"profile": 0.0, "link": 0.0, waited: share}
+        (tmp_path / "profile").write_text(json.dumps({**PROFILE, "core_wait": shares["profile"]}))
+        link = {"format": "horovod-link", "version": 1, "network": "tcp", "gbit": 1, "utilisation": [0.8, 0.9]}
+        (tmp_path / "link").write_text(json.dumps({**link, "core_wait": shares["link"]}))
+        flags = ["forecast", str(tmp_path / "profile"), "--link", str(tmp_path / "link"), "--hosts", "4"]
+        assert main(flags) == 0
+        warned = capsys.readouterr().out.startswith("warning: a measured rank waited for a core 6% of its time")
+        assert warned == bool(share)
+        assert main([*flags, "--json"]) == 0
+        bands[share] = json.loads(capsys.readouterr().out)["rows"][0]["band"]
+    assert bands[0.06][0] == pytest.approx(bands[0.0][0] - 6) and bands[0.06][1] > bands[0.0][1]
 
 
 @pytest.mark.parametrize(

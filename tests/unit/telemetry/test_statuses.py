@@ -293,6 +293,14 @@ def test_the_summary_says_who_was_slow() -> None:
     assert summary(Statuses().view(0, 0.0), 62.0) == []
 
 
+def test_the_summary_blames_nobody_for_little_and_counts_in_units_that_fit() -> None:
+    little = [{1: 0.01}, {}, {1: 0.01}]
+    assert len(summary(job(little), 62.0)) == 2
+    for moved, said in ((0, "0 bytes"), (999, "999 bytes"), (31_000, "31.0 KB"), (45_000_000, "45.0 MB")):
+        first = summary(job(little, steps=dict.fromkeys(range(3), 1), bytes=dict.fromkeys(range(3), moved)), 62.0)[0]
+        assert first == f"0:01:02, 1 step, {said} reduced on each rank"
+
+
 @pytest.mark.parametrize("width", [80, 200])
 def test_the_screen_fits_its_width_and_height(width: int) -> None:
     losses = [{5: 0.2} if rank != 5 else {} for rank in range(50)]

@@ -13,7 +13,7 @@ import pytest
 
 from horovod.launcher.job.redaction import Redaction
 from horovod.world import report
-from horovod.world.whole_files import check_writable, write_whole
+from horovod.world.files.whole import check_writable, write_whole
 
 
 @contextlib.contextmanager

@@ -33,6 +33,7 @@ from collections.abc import Callable
 from typing import Any
 
 from horovod.core.telemetry import link_rates, samples
+from horovod.core.telemetry.core_waits import CoreWaits
 from horovod.world import job_files
 from horovod.world.channel import ChannelError
 from horovod.world.world import World
@@ -63,7 +64,7 @@ class StatusThread:
         self._samples: samples.Samples | None = None
         self._stacks = 0  # the number of the newest request that came
         self._late = _Late()
-        self._core_waits = _CoreWaits()
+        self._core_waits = CoreWaits()
         self._stuck_since: tuple[int, float] | None = None  # the calls that were ready then, and the time
         self._file: job_files.JobFile | None = None
         if world.identity.local_rank == 0:
@@ -184,30 +185,3 @@ def lost(facts: dict[str, Any]) -> float:
     """
     waits_itself = not facts.get("framework_waits") and 2 * facts.get("blocked_times", 0) >= facts.get("steps", 0)
     return float(facts.get("blocked_for_ranks_s" if waits_itself else "waiting_s", 0.0))
-
-
-class _CoreWaits:
-    """How long this process' threads wait for a core, as Linux' scheduler knows it.
-
-    Of the threads, the one that waits longest counts. Without the thread that asks: it wakes more often if it samples.
-    """
-
-    def __init__(self) -> None:
-        self._waited: dict[str, int] = {}  # by thread, in ns
-        self._sum_s = 0.0
-
-    def now(self) -> float:
-        """Seconds since the first call."""
-        before, self._waited = self._waited, _waited_by_thread()
-        waits = [waited - before[thread] for thread, waited in self._waited.items() if thread in before]
-        self._sum_s += max(waits, default=0) * 1e-9
-        return round(self._sum_s, 3)
-
-
-def _waited_by_thread() -> dict[str, int]:
-    waited = {}
-    with contextlib.suppress(OSError):
-        for thread in set(os.listdir("/proc/self/task")) - {str(threading.get_native_id())}:
-            with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/schedstat", "rb") as file:
-                waited[thread] = int(file.read().split()[1])
-    return waited

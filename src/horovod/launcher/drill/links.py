@@ -14,6 +14,7 @@ import statistics
 import struct
 import time
 
+from horovod.world import network
 from horovod.world.channel import Channel, ChannelError, authenticate_client, authenticate_server
 
 __all__ = ["Link", "answer", "measure", "rounds"]
@@ -62,9 +63,9 @@ def rounds(hosts: int) -> list[list[tuple[int, int]]]:
 def measure(hosts: tuple[int, int], at: tuple[str, int], secret: bytes) -> Link:
     """The side that connects, the first host of the pair. A link that cannot be used is a Link with an error."""
     deadline = time.monotonic() + MEET_S
-    peer = f"{at[0]}:{at[1]}"
+    peer = network.at_port(*at)
     try:
-        connection = socket.create_connection(at, timeout=MEET_S)
+        connection = network.connected(*at, MEET_S)
         with _stream(authenticate_client(connection, secret, PURPOSE, deadline, peer)) as stream:
             trips = [_trip(stream) for _ in range(TRIPS)]
             there = _fill(stream)

@@ -24,7 +24,7 @@ import horovod.core as hvd
 from horovod.core import context as contexts
 from horovod.launcher.drill.links import Link, answer, measure, rounds
 from horovod.settings import Settings
-from horovod.world.network import interface_address
+from horovod.world import network
 
 __all__ = ["ELASTIC_STEPS", "LATE_S", "MARK"]
 
@@ -51,7 +51,7 @@ def checks() -> None:
     own = next(number for number, ranks in enumerate(hosts) if hvd.rank() in ranks)
     leads = hosts[own][0] == hvd.rank()
     secret = hvd.broadcast_object(os.urandom(32))
-    listening = socket.create_server((_address(), 0)) if leads and len(hosts) > 1 else None
+    listening = network.listening(_address()) if leads and len(hosts) > 1 else None
     facts = hvd.allgather_object(_facts(listening, len(hosts[own])) if leads else None)
     found: list[Link] = []
     for number, pairs in enumerate(rounds(len(hosts)), 1):
@@ -74,7 +74,7 @@ def _address() -> str:
     interface = Settings.from_environment().network_interface
     rendezvous = contexts.current().world.rendezvous
     if interface or rendezvous is None:
-        return interface_address(interface) if interface else "127.0.0.1"
+        return network.interface_address(interface) if interface else network.LOOPBACK
     return rendezvous.local_address()
 
 
@@ -87,7 +87,7 @@ def _facts(listening: socket.socket | None, ranks: int) -> dict[str, Any]:
         "memory": available,
         "shm": shutil.disk_usage("/dev/shm").free,
         "gpus": _gpus(),
-        "at": listening.getsockname() if listening is not None else None,
+        "at": listening.getsockname()[:2] if listening is not None else None,
     }
 
 

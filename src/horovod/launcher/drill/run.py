@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from horovod.core.wording import counted
+from horovod.core.wording import counted, tell
 from horovod.launcher.drill import verdicts
 from horovod.launcher.drill.links import Link
 from horovod.launcher.drill.rank import LATE_S, MARK
@@ -65,15 +65,14 @@ def run(flags: Sequence[str], hosts: Sequence[str]) -> int:
         with _interrupts_wait():
             rows = _all(flags, hosts)
     except KeyboardInterrupt:  # the job that ran has ended
-        print("horovodrun: drill: interrupted", file=sys.stderr)
+        tell("horovodrun: drill: interrupted")
         return shell_code(-signal.SIGINT)
-    print(verdicts.table(rows), flush=True)
+    tell(verdicts.table(rows), sys.stdout)
     failed = [row.drill for row in rows if not row.held]
-    print(
+    tell(
         f"horovodrun: drill: {', '.join(failed)}: not as expected"
         if failed
-        else "horovodrun: drill: every drill that ran went as expected",
-        file=sys.stderr,
+        else "horovodrun: drill: every drill that ran went as expected"
     )
     return 1 if failed else 0
 
@@ -186,7 +185,7 @@ def _elastic(flags: Sequence[str], hosts: Sequence[str]) -> Row:
 
 def _job(name: str, flags: Sequence[str]) -> Ended:
     """One job of horovodrun, to its end."""
-    print(f"horovodrun: drill: {name}", file=sys.stderr, flush=True)
+    tell(f"horovodrun: drill: {name}")
     process = subprocess.Popen(
         [
             *python_command("horovod.launcher"),
@@ -238,7 +237,7 @@ def _heard(line: str, ended: Ended) -> None:
         ended.fault_s = time.monotonic()
     if "progress" in told:
         ended.end_s += LINK_ROUND_S
-        print(f"horovodrun: drill: {told['progress']}", file=sys.stderr, flush=True)
+        tell(f"horovodrun: drill: {told['progress']}")
     ended.told.append(told)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from horovod.core.temporary_files import memory_file
+from horovod.core.wording import plain
 from horovod.launcher.function.run_task import Answer
 from horovod.launcher.host.processes import signal_name
 from horovod.launcher.job.supervision import Conclusion
@@ -116,7 +117,8 @@ def results(
     if code != 0:
         # Every function has returned: an exit handler failed, or a process that a rank left behind.
         why = f"\n{words.rstrip()}" if words else ""
-        warnings.warn(f"{name}: all ranks gave results, but the job ended with exit code {code}{why}", stacklevel=3)
+        text = f"{name}: all ranks gave results, but the job ended with exit code {code}{why}"
+        warnings.warn(plain(text), stacklevel=3)
     return [answer.value for answer in answers if answer is not None]
 
 

@@ -14,6 +14,7 @@ import struct
 import time
 from collections.abc import Iterator, Sequence
 
+from horovod.world import network
 from horovod.world.channel import Channel, ChannelError, Listener, authenticate_client
 
 __all__ = ["Exchange", "ask_for_task", "bring_answer"]
@@ -35,7 +36,7 @@ class Exchange:
         """`task` and `answers`: paths of files."""
         self._task = task
         self._answers = answers
-        listening = socket.create_server((address, 0), backlog=4096)
+        listening = network.listening(address)
         self.port: int = listening.getsockname()[1]
         self._listener = Listener(listening, secret, _PURPOSE, self._serve)
 
@@ -74,7 +75,7 @@ class Exchange:
 def ask_for_task(address: str, port: int, secret: bytes) -> bytes:
     """Blocks until it is here. Raises ChannelError."""
     with _connected(address, port, secret, {"op": "task"}) as connection:
-        return b"".join(_pieces(connection, f"horovod.run at {address}:{port}"))
+        return b"".join(_pieces(connection, f"horovod.run at {network.at_port(address, port)}"))
 
 
 def bring_answer(address: str, port: int, secret: bytes, rank: int, answer: bytes) -> None:
@@ -83,13 +84,17 @@ def bring_answer(address: str, port: int, secret: bytes, rank: int, answer: byte
         connection.sendall(_LENGTH.pack(len(answer)))
         connection.sendall(answer)
         if connection.recv(1) != _TAKEN:
-            raise ChannelError(f"horovod.run at {address}:{port} did not accept the result of rank {rank}")
+            raise ChannelError(
+                f"horovod.run at {network.at_port(address, port)} did not accept the result of rank {rank}"
+            )
 
 
 def _connected(address: str, port: int, secret: bytes, request: dict[str, object]) -> socket.socket:
     deadline = time.monotonic() + _CONNECT_S
-    connection = socket.create_connection((address, port), timeout=_CONNECT_S)
-    channel = authenticate_client(connection, secret, _PURPOSE, deadline, f"horovod.run at {address}:{port}")
+    connection = network.connected(address, port, _CONNECT_S)
+    channel = authenticate_client(
+        connection, secret, _PURPOSE, deadline, f"horovod.run at {network.at_port(address, port)}"
+    )
     channel.send(request, deadline)
     return channel.detach()
 

@@ -36,8 +36,9 @@ from horovod.launcher.host import processes
 from horovod.launcher.job.spec import ElasticPlan, Job
 from horovod.launcher.options.hosts import is_local
 from horovod.settings import Settings
+from horovod.world.files.private import NotPrivateError, private_folder
 from horovod.world.interpreter import python_command
-from horovod.world.network import interface_address
+from horovod.world.network import ANY, interface_address
 from horovod.world.secret import new_secret
 
 __all__ = ["run"]
@@ -171,8 +172,14 @@ def _has_other_hosts(job: Job | ExternalCommand) -> bool:
 def _shared_files(stack: contextlib.ExitStack, names: Sequence[str]) -> list[str]:
     """Paths in a new folder, this user's alone, where the ranks of other launchers find each other, too."""
     parent = Path(Settings.from_environment().rendezvous_directory or "~/.horovod").expanduser()
-    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="run-", dir=parent))
+    try:
+        with private_folder(parent):
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="run-", dir=parent))
+    except NotPrivateError as error:
+        raise ValueError(
+            f"{parent}, by which the ranks get the function, is not a folder that only this user can write in ({error})"
+            f"\nhint: chmod 700 {parent}, or set HOROVOD_RENDEZVOUS_DIRECTORY to a folder of this user's"
+        ) from None
     return [os.path.join(folder, name) for name in names]
 
 
@@ -219,7 +226,7 @@ def main() -> int:
         return cli.main(arguments, keep=keep)
     secret = new_secret()
     interface, task, *answers = exchange
-    address = interface_address(interface) if interface else "0.0.0.0"
+    address = interface_address(interface) if interface else ANY
     with contextlib.closing(Exchange(secret, address, task, answers)) as open_exchange:
         return cli.main([*arguments, "--port", str(open_exchange.port)], secret, keep)
 

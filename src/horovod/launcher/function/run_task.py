@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from horovod.core import raised, tracebacks
 from horovod.core.exceptions import HorovodInternalError
+from horovod.core.wording import tell
 from horovod.elastic.worker import session as sessions
 from horovod.launcher.function.exchange import ask_for_task, bring_answer
 from horovod.launcher.function.unpicklable import named
@@ -146,7 +147,7 @@ def _portable(answer: Answer) -> tuple[Answer, bytes]:
             pickle.loads(data)  # an exception class with another constructor may be pickled, but not loaded
     except Exception as error:
         if answer.error is None:
-            print(error, file=sys.stderr)
+            tell(error)
             return _portable(dataclasses.replace(answer, value=None, error=error))
         kind = type(answer.error)
         text = f"rank {answer.rank} raised {kind.__module__}.{kind.__qualname__}: {answer.error}"

@@ -27,6 +27,7 @@ import warnings
 from collections.abc import Mapping
 from typing import IO, Any
 
+from horovod.core.wording import plain
 from horovod.elastic.decide.job import BLAME_HOST, BLAME_WORKER, Rules
 from horovod.elastic.drive.discovery import HostDiscovery
 from horovod.elastic.drive.driver import Limits
@@ -43,7 +44,7 @@ from horovod.launcher.options.usage import UsageError
 from horovod.launcher.placement.joined import JoinedPlacement
 from horovod.settings import Settings, current_environment
 from horovod.world.interpreter import python_command
-from horovod.world.network import interface_address
+from horovod.world.network import ANY, interface_address
 
 __all__ = ["Supervised", "put"]
 
@@ -134,7 +135,8 @@ def _copy(pipe: IO[bytes], target: Any) -> None:
                     put(target, text)
                 except Exception as error:  # the caller's own code
                     works = False
-                    warnings.warn(f"horovod: the ranks' output can no longer be written: {error!r}", stacklevel=1)
+                    text = f"horovod: the ranks' output can no longer be written: {error!r}"
+                    warnings.warn(plain(text), stacklevel=1)
             if not data:
                 return
 
@@ -148,7 +150,7 @@ class _Quiet(Supervision):
         pass
 
     def conclude_with(self, text: str, **more: Any) -> None:
-        self._keep(Conclusion(text, **more))
+        self._keep(Conclusion(plain(text), **more))
 
     def _print(self, text: str) -> None:
         if not self.quiet:
@@ -187,7 +189,7 @@ def main() -> int:
 
     secret, size = bytes.fromhex(plan["secret"]), plan["size"]
     allow_open_files(size, size)
-    address = interface_address(plan["interface"]) if plan["interface"] else "0.0.0.0"
+    address = interface_address(plan["interface"]) if plan["interface"] else ANY
     with (
         contextlib.closing(JoinedPlacement(secret, address, size, tell)) as placement,
         contextlib.closing(Exchange(secret, address, plan["task"], plan["answers"])) as exchange,

@@ -24,14 +24,13 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from typing import Any
 
 from horovod import __version__
 from horovod.core.temporary_files import has_no_init
-from horovod.core.wording import of_system
+from horovod.core.wording import of_system, tell
 from horovod.launcher.host import processes
 from horovod.launcher.host.command import as_here, start_rank
 from horovod.launcher.host.job_directory import remove_directory, say
@@ -177,7 +176,7 @@ class Agent:
         try:
             orders = self._lines.feed(data)
         except LineError as error:
-            print(f"horovodrun: the agent was sent {error}: ending all ranks", file=sys.stderr)
+            tell(f"horovodrun: the agent was sent {error}: ending all ranks")
             self._selector.unregister(descriptor)
             self._begin_end()
             return

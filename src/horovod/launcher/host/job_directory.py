@@ -7,6 +7,8 @@ import contextlib
 import os
 import shutil
 
+from horovod.core.wording import plain
+
 __all__ = ["remove_directory", "say"]
 
 
@@ -18,4 +20,4 @@ def remove_directory(path: str) -> None:
 def say(text: str) -> None:
     """Straight to the launcher's stderr, whose reader may be gone as well."""
     with contextlib.suppress(OSError):
-        os.write(2, text.encode() + b"\n")
+        os.write(2, plain(text).encode() + b"\n")

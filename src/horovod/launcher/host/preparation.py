@@ -19,7 +19,7 @@ from typing import Any
 
 from horovod.launcher.host import host_health
 from horovod.world.channel import Channel
-from horovod.world.network import interface_address
+from horovod.world.network import interface_address, machine
 from horovod.world.reach import reach
 
 __all__ = ["LineToLauncher", "Preparation"]
@@ -91,7 +91,7 @@ class Preparation:
 
         An agent that came by itself has the secret already: it got the order `secret` from what started it.
         Keys: problems, pairs of a text and a hint; reached, the addresses at which the rendezvous answered; unreached,
-        why the others did not, by address.
+        why the others did not, by address; machine, see network.py.
         """
         if order["secret"] is not None:
             self.secret = bytes.fromhex(order["secret"])
@@ -113,7 +113,12 @@ class Preparation:
         self._port, self._silence_s = order["port"], order["silence_s"]
         reached, unreached = reach(order["addresses"], self._port, self.secret)
         self._lines = {one: LineToLauncher(channel, self._silence_s) for one, channel in reached.items()}
-        return {"problems": problems, "reached": sorted(self._lines), "unreached": unreached}
+        return {
+            "problems": problems,
+            "reached": sorted(self._lines),
+            "unreached": unreached,
+            "machine": machine(),
+        }
 
     def choose(self, address: str | None) -> LineToLauncher | None:
         """Keeps the connection to this address alone, if there is one."""

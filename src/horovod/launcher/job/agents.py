@@ -50,6 +50,9 @@ class Watcher(Protocol):
     def on_roll_call(self, call: RollCall) -> None:
         """Every host that was called together has answered."""
 
+    def warn(self, text: str) -> None:
+        """Is told to the user."""
+
 
 class AgentGroup:
     """One thread. Registers what it reads in `selector`, whose keys hold functions to call."""
@@ -73,6 +76,7 @@ class AgentGroup:
         self._addresses = addresses
         self._left: collections.deque[str] = collections.deque()
         self._calls: dict[str, RollCall] = {}  # by host, the last one
+        self._machines: dict[str, str] = {}  # the first host that was found to be it
 
     def address(self, call: RollCall) -> str:
         """Where the ranks of these hosts meet the others, once the hosts are ready."""
@@ -248,11 +252,20 @@ class AgentGroup:
                     self._answered(agent.host)
             case "prepared":
                 self._calls[agent.host].answers(agent.host, event)
+                self._warn_of_two_names(agent.host, event["machine"])
                 self._answered(agent.host)
             case "done":
                 agent.done = agent.finished = True
             case _:
                 self._watcher.on_event(agent, event)
+
+    def _warn_of_two_names(self, host: str, machine: str) -> None:
+        other = self._machines.setdefault(machine, host)
+        if self._job.joined is None and machine and other != host:
+            self._watcher.warn(
+                f"hosts {other} and {host} are two names of one machine, but count as two hosts: ranks of both have "
+                "local rank 0, and use the same cores and GPUs\nhint: list the machine once, with all of its slots"
+            )
 
     def _on_words(self, agent: AgentLink) -> None:
         if agent.words is None:

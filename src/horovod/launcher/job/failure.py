@@ -207,7 +207,8 @@ def report(
     """
     own = next((one for one in exits if one.rank == cause.rank), None)
     happened, hint, code = _happened(cause, own, init_timeout)
-    lines = last_words(cause.rank, own, last_lines)
+    ended_well = own is not None and own.code == 0 and not last_exception(last_lines, own.time_s)
+    lines = [] if ended_well else last_words(cause.rank, own, last_lines)
     said = [line.text for line in last_lines if line.text.startswith(explain_command(""))]
     if code == "rank-failed" and said:  # an exception of ours, which the rank did not catch, has a code of its own
         more = said[-1]

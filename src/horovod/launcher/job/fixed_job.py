@@ -32,6 +32,7 @@ from horovod.launcher.job.policy import EndTheJob
 from horovod.launcher.job.roll_call import RollCall
 from horovod.launcher.job.spec import Job
 from horovod.launcher.job.supervision import Keep, Supervision
+from horovod.world.network import at_port
 
 __all__ = ["FixedJob", "how_it_ended"]
 
@@ -75,7 +76,7 @@ class FixedJob(Supervision):
         elif self._hosts_lost:  # it was ready, and has gone while others were asked
             self.terminate()
         elif not self.asked:
-            self.say(f"all hosts are ready; the ranks meet at {self.agents.address(call)}:{self.server.port}")
+            self.say(f"all hosts are ready; the ranks meet at {at_port(self.agents.address(call), self.server.port)}")
             self.agents.start(self._hosts, stay=False)
 
     def on_agent_lost(self, agent: AgentLink, why: str) -> None:

@@ -21,6 +21,8 @@ from typing import BinaryIO
 
 from horovod.launcher.job.failure import Line
 from horovod.launcher.job.tracebacks import HeldTracebacks, ranges
+from horovod.world.files.places import make_folder
+from horovod.world.files.whole import open_in_place
 
 __all__ = ["OutputError", "Outputs", "Prefixer", "local_time", "prepare_directory"]
 
@@ -28,13 +30,22 @@ _TAIL_LINES = 20
 _LINE_CHARACTERS = 1 << 16  # a line that grows beyond is broken, so that no rank can fill the memory
 _UNENDED_S = 0.2  # until the beginning of a line is shown: most lines are whole by then
 _LINE_END = re.compile(r"\r\n|\r|\n")
+# Escape sequences that move the cursor to another line, which may be another rank's.
+_TO_OTHER_LINES = re.compile(r"\x1b\[[0-9;]*[ABEFHJSTdfsu]|\x1b[78DM]")
 
 
 class Prefixer:
-    """Cuts one stream into lines, at newline or carriage return, and puts the prefix in front of each."""
+    """Cuts one stream into lines, at newline or carriage return, and puts the prefix in front of each.
 
-    def __init__(self, prefix: str, stamp: Callable[[], str] = str) -> None:
-        """`stamp` gives what stands in front of the prefix at the moment when a line is complete."""
+    A carriage return at the beginning of a line, with which progress bars begin, is left out.
+    """
+
+    def __init__(self, prefix: str, stamp: Callable[[], str] = str, *, beside_others: bool = False) -> None:
+        """`stamp` gives what stands in front of the prefix at the moment when a line is complete.
+
+        `beside_others`: the cursor stays in its line.
+        """
+        self._beside_others = beside_others
         self._rank_prefix = prefix
         self._stamp = stamp
         self._partial = ""
@@ -57,13 +68,18 @@ class Prefixer:
                 text = text[1:]
             self._is_broken = False
         whole = self._partial + text
+        if self._beside_others:
+            whole = _TO_OTHER_LINES.sub("", whole)
         end = 0
+        is_empty = False
         for match in _LINE_END.finditer(whole):
-            lines.append(self._rest(whole[end : match.end()]))
+            is_empty = end == match.start()
+            if not is_empty or match[0] != "\r":
+                lines.append(self._rest("\n" if is_empty else whole[end : match.end()]))
             end = match.end()
         self._partial = whole[end:]
         if text:
-            self._after_return = whole.endswith("\r")
+            self._after_return = whole.endswith("\r") and not is_empty
         while len(self._partial) > _LINE_CHARACTERS:
             lines.append(self._rest(self._partial[:_LINE_CHARACTERS] + "\n"))
             self._partial = self._partial[_LINE_CHARACTERS:]
@@ -107,9 +123,14 @@ def prepare_directory(directory: Path, size: int) -> None:
     for rank in range(size):
         for stream in ("stdout", "stderr"):
             path = _path(directory, width, rank, stream)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _keep_earlier(path)
-            path.open("wb", buffering=0).close()
+            _opened(path).close()
+
+
+def _opened(path: Path) -> FileIO:
+    """An empty file, in a folder that is made for it. What an earlier run has written there keeps another name."""
+    make_folder(path.parent)
+    _keep_earlier(path)
+    return open(path, "wb", buffering=0, opener=open_in_place)
 
 
 def _keep_earlier(path: Path) -> None:
@@ -164,6 +185,7 @@ class Outputs:
         flag: str = "--output-filename",
     ) -> None:
         self._has_prefix = prefix
+        self._size = size
         self._flag = flag
         self._only_rank = only_rank
         self._streams = streams
@@ -193,7 +215,9 @@ class Outputs:
         self._unended[rank] = ""
         self._written_s[rank] = 0.0
         for stream in ("stdout", "stderr"):
-            self._prefixers[rank, stream] = Prefixer(f"[{rank}]<{stream}>:" if self._has_prefix else "", self._stamp)
+            prefix = f"[{rank}]<{stream}>:" if self._has_prefix else ""
+            beside_others = self._size > 1 and self._only_rank is None
+            self._prefixers[rank, stream] = Prefixer(prefix, self._stamp, beside_others=beside_others)
             self._open_file(rank, stream)
 
     def write(self, rank: int, stream: str, text: str) -> None:
@@ -282,9 +306,7 @@ class Outputs:
             return
         path = _path(self._directory, self._width, rank, stream)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _keep_earlier(path)
-            self._file[rank, stream] = path.open("wb", buffering=0)
+            self._file[rank, stream] = _opened(path)
         except OSError as error:
             self._give_up_files(path, error)
 

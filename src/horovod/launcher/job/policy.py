@@ -24,7 +24,7 @@ class EndTheJob:
     """
 
     SURVIVOR_GRACE_S = 1.0
-    LAST_WORDS_S = 30.0  # for the whole grace, if a rank in init has not ended; only one that hangs takes as long
+    LAST_WORDS_S = 30.0  # after the grace, if a rank in init has not ended; only one that hangs takes as long
     # Each host notices a silent one by its own clock: 1.5 s apart, or 2 s if the first rank of a host was stopped.
     SEVERAL_HOSTS_GRACE_S = 3.0
 

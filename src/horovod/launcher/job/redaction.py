@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from horovod.world.whole_files import named
+from horovod.world.files.whole import named, open_in_place, replacement
 
 __all__ = ["REMOVED", "Redaction"]
 
@@ -64,23 +64,15 @@ class Redaction:
 
     def file(self, path: Path) -> None:
         """Rewrites a file line by line if it holds a secret. Raises OSError."""
-        redacted = path.with_name(f".{path.name}.redacted")
-        try:
-            with named(path):
-                self._file(path, redacted)
-        finally:
-            redacted.unlink(missing_ok=True)
+        with open(path, "rb", opener=open_in_place) as source:
+            if all(self._line(line) == line for line in source):
+                return
+            source.seek(0)
+            with replacement(path) as redacted, named(path), open(redacted, "wb") as target:
+                target.writelines(map(self._line, source))
 
-    def _file(self, path: Path, redacted: Path) -> None:
-        is_changed = False
-        with path.open("rb") as source, redacted.open("wb") as target:
-            for line in source:
-                text = line.decode("utf-8", "surrogateescape")
-                kept = self.text(text)
-                is_changed = is_changed or kept != text
-                target.write(kept.encode("utf-8", "surrogateescape"))
-        if is_changed:
-            redacted.replace(path)
+    def _line(self, line: bytes) -> bytes:
+        return self.text(line.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
     def _value(self, name: str, value: str) -> str:
         if not value or not (_NAME.search(name) or _RANDOM.fullmatch(value)):

@@ -9,13 +9,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from horovod.core.wording import of_system
+from horovod.core.wording import of_system, on_one_line, plain, tell
 from horovod.launcher.job import supervise
 from horovod.launcher.job.output import local_time
 from horovod.launcher.job.redaction import REMOVED, Redaction
@@ -23,9 +22,10 @@ from horovod.launcher.job.spec import Job
 from horovod.launcher.job.supervision import Conclusion, Keep
 from horovod.launcher.options.usage import UsageError
 from horovod.settings import rows
+from horovod.world.files.whole import write_whole
+from horovod.world.network import at_port
 from horovod.world.report import facts
 from horovod.world.secret import new_secret
-from horovod.world.whole_files import write_whole
 
 __all__ = ["LOGS", "run"]
 
@@ -64,7 +64,7 @@ def run(folder: Path, job: Job, arguments: Sequence[str], secret: bytes | None, 
     try:
         code = supervise.run(job, secret, keep_both)
     except UsageError as error:
-        ends.append(Conclusion(f"horovodrun: {error}"))
+        ends.append(Conclusion(plain(f"horovodrun: {error}")))
         written(error.exit_code)
         raise
     written(code)
@@ -80,11 +80,11 @@ def _write(folder: Path, one: _Run, redaction: Redaction) -> None:
         absent = _absent_hosts(folder, one.job)
         write_whole(folder / "report.txt", "\n".join(_page(folder, one, job, absent)) + "\n")
     except OSError as error:
-        print(f"horovodrun: warning: the report cannot be written: {of_system(error)}", file=sys.stderr)
+        tell(f"horovodrun: warning: the report cannot be written: {of_system(error)}")
         return
-    print(f"horovodrun: the report is in {folder}", file=sys.stderr)
+    tell(f"horovodrun: the report is in {folder}")
     if absent:
-        print(f"horovodrun: {_where_else(folder, absent)}", file=sys.stderr)
+        tell(f"horovodrun: {_where_else(folder, absent)}")
 
 
 def _job_file(one: _Run, redaction: Redaction) -> dict[str, Any]:
@@ -131,12 +131,12 @@ def _page(folder: Path, one: _Run, job: dict[str, Any], absent: Sequence[str]) -
     lines = [
         "Report of a job of Horovod",
         "",
-        f"command    {shlex.join(job['command'])}",
+        f"command    {on_one_line(shlex.join(job['command']))}",
         f"folder     {one.job.directory}",
         f"started    {one.started}, ran {one.seconds:.1f} s",
         f"exit code  {one.code}",
         f"ranks      {len(one.job.ranks) or 'elastic'}{': ' if counted else ''}"
-        + ", ".join(f"{host}:{slots}" for host, slots in counted.items()),
+        + ", ".join(at_port(host, slots) for host, slots in counted.items()),
         f"horovod    {job['launcher']['horovod']}",
         f"python     {job['launcher']['python']}",
         *(f"{name:<10} {version}" for name, version in job["launcher"]["packages"].items()),

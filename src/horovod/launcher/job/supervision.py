@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from horovod.core.wording import plain
 from horovod.launcher.host import processes
 from horovod.launcher.host.agent import PASSED_ON
 from horovod.launcher.host.threads import VARIABLE
@@ -33,7 +34,7 @@ from horovod.launcher.job.terminal import discard, discard_unwritten, signals_as
 from horovod.launcher.options.room import allow_open_files
 from horovod.launcher.options.usage import UsageError
 from horovod.world import job_files
-from horovod.world.network import interface_address, own_addresses
+from horovod.world.network import ANY, LOOPBACK, at_port, interface_address, own_addresses, running_networks
 from horovod.world.rendezvous_server import RendezvousServer
 
 if TYPE_CHECKING:
@@ -78,16 +79,19 @@ class Supervision(JobEvents):
         """`hosts`: all that the job will ever have; None: that is not known."""
         self.job = job
         self._keep = keep
+        self._networks = running_networks()
         allow_open_files(*_most_that_come(job, hosts))
         processes.become_subreaper()  # what a killed agent leaves behind becomes ours
         address, addresses = _where_to_meet(job, hosts)
         try:
             self.server = RendezvousServer(secret, address)
-            here = "127.0.0.1" if address == "0.0.0.0" else address
+            here = LOOPBACK if address == ANY else address
             self._file = job_files.write(here, self.server.port, secret, _shown(job))
         except OSError as error:
-            hint = f"ranks use IPv4: `ip address show lo` must have 127.0.0.1; {job.terms.interface} names another one"
-            raise UsageError(f"no port can be opened at {address}: {error.strerror}\nhint: {hint}", 1) from error
+            hint = f"`ip address show lo` must have {LOOPBACK}; {job.terms.interface} names another interface"
+            raise UsageError(
+                f"no port can be opened at {address or 'any address'}: {error.strerror}\nhint: {hint}", 1
+            ) from error
         stack.callback(self.server.close)
         if self._file is not None:
             stack.callback(self._file.remove)
@@ -136,7 +140,7 @@ class Supervision(JobEvents):
         self.selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
         for note in self.job.notes:
             self.say(note)
-        self.say(f"rendezvous at {self.server.address}:{self.server.port}")
+        self.say(f"rendezvous at {at_port(self.server.address or '*', self.server.port)}")
         self.begin()
         while not self.done and not self.is_over():
             timeout_s = self._timeout()
@@ -316,6 +320,8 @@ class Supervision(JobEvents):
             if not agent.remote:
                 how = {"T": "is stopped", "t": "is held by a debugger"}.get(processes.state(agent.pid), "hangs")
                 why += f": it {how}"
+            elif down := self._networks - running_networks():
+                why += f"; {', '.join(sorted(down))} of this host went down"
             self.on_silence(agent, why)
 
     def _act_on_time(self) -> None:
@@ -378,7 +384,7 @@ class Supervision(JobEvents):
         """`more`: see Conclusion."""
         if text:
             self._print(text)
-        self._keep(Conclusion(text, **more))
+        self._keep(Conclusion(plain(text), **more))
 
     def say(self, text: str) -> None:
         if self.job.verbose:
@@ -390,12 +396,12 @@ class Supervision(JobEvents):
     def _print(self, text: str) -> None:
         with contextlib.suppress(OSError):  # it has no reader, the terminal is closed, the disk is full
             self._end_line("stderr")
-            words = (local_time() if self.job.prefix_timestamp else "") + text + "\n"
+            words = (local_time() if self.job.prefix_timestamp else "") + plain(text) + "\n"
             if self._view is None:
                 sys.stderr.write(words)
                 sys.stderr.flush()
             else:
-                self._streams["stderr"].write(words.encode(errors="backslashreplace"))
+                self._streams["stderr"].write(words.encode())
                 self._streams["stderr"].flush()
 
 
@@ -423,8 +429,8 @@ def _where_to_meet(job: Job, hosts: list[str] | None) -> tuple[str, list[str]]:
     """Where the rendezvous listens, and its addresses if it has to be found from other machines."""
     placements = [job.placement_for(host) for host in hosts or ()]
     if hosts is not None and not any(placement is not None and placement.remote for placement in placements):
-        return interface_address(job.network_interface) if job.network_interface else "127.0.0.1", []
+        return interface_address(job.network_interface) if job.network_interface else LOOPBACK, []
     if job.network_interface:
         address = interface_address(job.network_interface)
         return address, [address]
-    return "0.0.0.0", own_addresses()
+    return ANY, own_addresses()

@@ -6,12 +6,12 @@ from __future__ import annotations
 import dataclasses
 import os
 import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import horovod
 from horovod.core.gpus import why_no_nccl
+from horovod.core.wording import tell
 from horovod.launcher.host.processes import signal_name
 from horovod.settings import current_environment
 from horovod.world.communicators import Communicator, all_communicators
@@ -90,8 +90,7 @@ def _frameworks() -> dict[str, _Found]:
 
 def _announced(name: str) -> _Found:
     """_find(), with a line on stderr if it is slow."""
-    line = f"horovodrun: importing {name} ...\n"
-    timer = threading.Timer(_SILENT_S, lambda: (sys.stderr.write(line), sys.stderr.flush()))
+    timer = threading.Timer(_SILENT_S, tell, [f"horovodrun: importing {name} ..."])
     timer.start()
     try:
         return _find(*_FRAMEWORKS[name])

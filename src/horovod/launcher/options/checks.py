@@ -14,6 +14,8 @@ from horovod.launcher.host.command import why_no_interpreter
 from horovod.launcher.job.output import prepare_directory
 from horovod.launcher.options.hosts import is_local
 from horovod.launcher.options.usage import UsageError
+from horovod.world.files.places import make_folder
+from horovod.world.files.whole import check_writable
 from horovod.world.network import interface_address, own_addresses
 
 __all__ = [
@@ -82,7 +84,7 @@ def check_is_reachable(hosts: Sequence[str], interface: str) -> None:
     """Checks that ranks of other machines have an address at which they may meet those of this one."""
     if not interface and not own_addresses() and not all(map(is_local, hosts)):
         raise UsageError(
-            "this host has no network interface with an IPv4 address at which other hosts could reach it\n"
+            "this host has no network interface with an address at which other hosts could reach it\n"
             "hint: --network-interface names one, lo for example if it has such an address"
         )
 
@@ -128,7 +130,7 @@ def check_transport(transport: str) -> None:
 def check_timeline(name: str) -> None:
     """The ranks would find out seconds later, each with a traceback."""
     if name and name.upper() != "DYNAMIC":
-        _check_file("--timeline-filename", name)
+        _check_file("--timeline-filename", name, in_place=True)
 
 
 def check_profile(name: str, hosts: Sequence[str], is_elastic: bool) -> None:
@@ -142,20 +144,16 @@ def check_profile(name: str, hosts: Sequence[str], is_elastic: bool) -> None:
             f"--profile records the ranks of one host, these are on {len(set(hosts))}\n"
             "hint: horovodrun -np 1 --profile FILE, or as many ranks as this host runs"
         )
-    _check_file("--profile", name)
+    _check_file("--profile", name, in_place=False)
 
 
-def _check_file(flag: str, name: str) -> None:
-    path = Path(name)
-    there = path.exists()
+def _check_file(flag: str, name: str, *, in_place: bool) -> None:
     try:
-        path.open("ab").close()
+        check_writable(name, in_place=in_place)
     except OSError as error:
         raise UsageError(
             f"{flag} {name}: {error.strerror}\nhint: give a file in a folder that exists and can be written to"
         ) from None
-    if not there:
-        path.unlink()
 
 
 def output_directory(name: str | None, size: int) -> Path | None:
@@ -193,11 +191,9 @@ def report_directory(name: str) -> Path:
     folder = Path(name).absolute()
     hint = "hint: it names a new folder for the report"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         is_empty = not any(folder.iterdir())
-        probe = folder / ".probe"
-        probe.touch()
-        probe.unlink()
+        check_writable(folder / "job.json")
     except OSError as error:
         raise UsageError(f"--report {name}: {error.strerror}\n{hint}") from None
     if not is_empty:
@@ -208,7 +204,7 @@ def report_directory(name: str) -> Path:
 def make_directory(name: str) -> None:
     """Makes the folder alone, for another launcher."""
     with _folder_of_output(name):
-        Path(name).mkdir(parents=True, exist_ok=True)
+        make_folder(name)
 
 
 @contextlib.contextmanager

@@ -136,7 +136,8 @@ def _add_general(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const="",
         metavar="CODE",
-        help="say more about an error by the code in its last line, and exit; without a code, list all",
+        help="explain an error by the code in its last line, or show a page of the documentation, and exit; without a "
+        "value, list all codes and pages",
     )
     add(
         "--drill",

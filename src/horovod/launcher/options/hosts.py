@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import ipaddress
 import re
 import socket
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from typing import Any
 
 from horovod.core.wording import counted
 from horovod.settings import environment_of
+from horovod.world.network import at_port
 from horovod.world.topology import Identity, identities
 
 __all__ = [
@@ -32,11 +34,12 @@ __all__ = [
     "unpacked",
 ]
 
-# A name that begins with a dash would be a flag to ssh.
-_NAME = r"(?P<name>[A-Za-z0-9_.][A-Za-z0-9_.-]*)"
+# A name that begins with a dash would be a flag to ssh. IPv6 in brackets, with its interface if it is link-local.
+_NAME = r"(?P<name>[A-Za-z0-9_.][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?\])"
 _HOST = re.compile(rf"{_NAME}(?::(?P<slots>[0-9]+))?")
 _MAX_SLOTS = r"(?:\s+max[-_]slots\s*=\s*[0-9]+)?"  # Open MPI's; more ranks than slots are never started anyway
 _HOSTFILE_LINE = re.compile(rf"{_NAME}(?:\s*:\s*(?P<colon>[0-9]+)|\s+slots\s*=\s*(?P<slots>[0-9]+){_MAX_SLOTS})?")
+_BARE_IPV6 = re.compile(r"^([0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*:[^\s]*)(\s+slots\s*=)")
 _USER = re.compile(r"(?P<user>[^\s@]+)@(?P<rest>.+)")
 
 
@@ -69,14 +72,15 @@ def parse_hosts(text: str) -> list[Host]:
         if not entry:
             raise HostsError(f"-H {text}: an entry is empty\nhint: leave out a comma at an end, or one of two")
         match = _HOST.fullmatch(entry)
+        name = _name(match)
         slots = int(match["slots"] or 1) if match else 0
-        if match is None or slots == 0:
+        if not name or slots == 0:
             raise HostsError(f"{entry!r} is not a host\nhint: {_hint(entry, 'write name:slots, as in -H localhost:4')}")
-        hosts.append(Host(match["name"], slots))
+        hosts.append(Host(name, slots))
     names = [host.name for host in hosts]
     repeated = {name: sum(host.slots for host in hosts if host.name == name) for name in names if names.count(name) > 1}
     if repeated:
-        once = ",".join(f"{name}:{count}" for name, count in repeated.items())
+        once = ",".join(at_port(name, count) for name, count in repeated.items())
         raise HostsError(
             f"host {', '.join(repeated)} is listed more than once\nhint: write it once, with all of its slots: {once}"
         )
@@ -94,23 +98,36 @@ def parse_hostfile(text: str, filename: str) -> list[Host]:
         entry = line.partition("#")[0].strip()
         if not entry:
             continue
-        match = _HOSTFILE_LINE.fullmatch(entry)
+        match = _HOSTFILE_LINE.fullmatch(_BARE_IPV6.sub(r"[\1]\2", entry))
+        name = _name(match)
         count = int(match["colon"] or match["slots"] or 1) if match else 0
-        if match is None or count == 0:
+        if not name or count == 0:
             raise HostsError(
                 f"{filename}, line {number}: {entry!r} is not a host\n"
                 f"hint: {_hint(entry, 'write a line for each host: server1 slots=4')}"
             )
-        slots[match["name"]] = slots.get(match["name"], 0) + count
+        slots[name] = slots.get(name, 0) + count
     if not slots:
         raise HostsError(f"{filename} names no host\nhint: write a line for each host: server1 slots=4")
     return [Host(name, count) for name, count in slots.items()]
 
 
+def _name(match: re.Match[str] | None) -> str:
+    """Empty for what is not a host: in brackets stands an address of IPv6."""
+    name = match["name"] if match else ""
+    if name.startswith("["):
+        name = name.strip("[]")
+        with contextlib.suppress(ValueError):
+            ipaddress.IPv6Address(name)
+            return name
+        return ""
+    return name
+
+
 def _hint(entry: str, usual: str) -> str:
     """The advice for an entry that is not a host."""
     if "[" in entry or "::" in entry or entry.count(":") > 3:
-        return "hosts are reached by IPv4 only: write the host's name, or its IPv4 address, instead of an IPv6 address"
+        return "write an IPv6 address in brackets: [2001:db8::1]:4, or [fe80::1%eth0]:4 if it is link-local"
     found = _USER.fullmatch(entry)
     if found is None:
         return usual
@@ -122,7 +139,7 @@ def ranks_by_host(hosts: Sequence[Host], size: int) -> list[int]:
     """How many of `size` ranks each host gets, in the given order. Raises HostsError if there are too few slots."""
     slots = sum(host.slots for host in hosts)
     if size > slots:
-        listed = ", ".join(f"{host.name}:{host.slots}" for host in hosts)
+        listed = ", ".join(at_port(host.name, host.slots) for host in hosts)
         raise HostsError(
             f"{size} ranks were asked for, but the hosts have {counted(slots, 'slot')} ({listed})\n"
             "hint: lower -np, or give a host more slots; a slot is a place for one rank, not a core"
@@ -172,7 +189,7 @@ def is_local(name: str) -> bool:
     May block for as long as a look-up of the name takes. An unknown name is not this machine.
     """
     own = socket.gethostname()
-    if name in ("localhost", "127.0.0.1", own, own.split(".")[0]) or name.startswith("localhost."):
+    if name in ("localhost", "127.0.0.1", "::1", own, own.split(".")[0]) or name.startswith("localhost."):
         return True
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_DGRAM)

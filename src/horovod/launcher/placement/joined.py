@@ -25,6 +25,7 @@ from horovod import __version__
 from horovod.launcher.host.lines import line
 from horovod.launcher.placement.base import PlacementOptions
 from horovod.launcher.placement.remote import REMOTE_AGENT_COMMAND
+from horovod.world import network
 from horovod.world.channel import (
     AuthenticationError,
     Channel,
@@ -92,7 +93,7 @@ class JoinedPlacement:
         self._is_open = False  # agents may come at any time, and have names of their own
         self._started: dict[str, _Connection] = {}  # of these agents
         self._watched = select.epoll()
-        listening = socket.create_server((address, 0), backlog=4096)
+        listening = network.listening(address)
         self.port: int = listening.getsockname()[1]
         self._listener = Listener(listening, secret, _PURPOSE, self._join)
 
@@ -271,14 +272,15 @@ def _connected(addresses: list[str], port: int, secret: bytes) -> Channel:
     while True:
         why = []
         for address in addresses:
+            where = network.at_port(address, port)
             try:
-                connection = socket.create_connection((address, port), timeout=_CONNECT_S / len(addresses))
-                peer = f"the job at {address}:{port}"
-                return authenticate_client(connection, secret, _PURPOSE, time.monotonic() + _HELLO_S, peer)
+                connection = network.connected(address, port, _CONNECT_S / len(addresses))
+                until = time.monotonic() + _HELLO_S
+                return authenticate_client(connection, secret, _PURPOSE, until, f"the job at {where}")
             except (AuthenticationError, ProtocolError):
                 raise
             except OSError as error:
-                why.append((f"{address}:{port} ({error.strerror or error})", isinstance(error, ChannelError)))
+                why.append((f"{where} ({error.strerror or error})", isinstance(error, ChannelError)))
         # If very many come at a time, some are sent away, and get in a moment later.
         if time.monotonic() >= deadline or not any(was_there for _, was_there in why):
             raise ChannelError(f"the job cannot be reached at {', '.join(text for text, _ in why)}")

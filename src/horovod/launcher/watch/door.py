@@ -12,7 +12,6 @@ from typing import Any
 from horovod.launcher.options.usage import UsageError
 from horovod.world.channel import ChannelError
 from horovod.world.job_files import JobFile, running_jobs
-from horovod.world.private_files import NotPrivateError
 from horovod.world.rendezvous import Rendezvous
 
 __all__ = ["Running", "jobs_here", "one_job", "open_job"]
@@ -29,14 +28,8 @@ class Running:
 
 
 def jobs_here() -> list[Running]:
-    """The user's jobs that have a rank on this host, or whose horovodrun is here; the newest first.
-
-    Raises UsageError.
-    """
-    try:
-        files = running_jobs()
-    except NotPrivateError as error:
-        raise UsageError(f"the folder of this host's job files is not private to this user ({error})", 1) from None
+    """The user's jobs that have a rank on this host, or whose horovodrun is here; the newest first."""
+    files = running_jobs()
     with ThreadPoolExecutor(max(1, min(8, len(files)))) as pool:
         found = list(pool.map(_asked, files))
     return [one for one in found if one is not None]

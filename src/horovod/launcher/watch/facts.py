@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from horovod.core.telemetry.status import lost
+from horovod.core.wording import on_one_line
 
 __all__ = ["JobFacts", "Sampled", "RankFacts", "facts_of", "ranks_in_words", "since_init"]
 
@@ -124,7 +125,7 @@ def _rank_facts(rank: int, new: dict[str, Any], old: dict[str, Any], age_s: floa
 
     return RankFacts(
         rank=rank,
-        host=str(new.get("host", "?")),
+        host=on_one_line(new.get("host", "?")),
         local_rank=int(_number(new.get("local_rank"))),
         pid=int(_number(new.get("pid"))),
         age_s=age_s,
@@ -141,7 +142,7 @@ def _rank_facts(rank: int, new: dict[str, Any], old: dict[str, Any], age_s: floa
         sampled=_sampled(new.get("sampled")),
         in_flight=int(_number(new.get("in_flight"))),
         stuck_s=_number(new.get("stuck_s")),
-        address=str(new.get("address", "")),
+        address=on_one_line(new.get("address", "")),
         links=_links(_object(new.get("links")), _object(old.get("links"))),
     )
 
@@ -152,14 +153,14 @@ def _links(new: dict[str, Any], old: dict[str, Any]) -> dict[str, tuple[float, f
         arrived, busy_s = _pair(row)
         arrived_before, busy_before_s = _pair(old.get(address))
         # A connection that was closed takes its counts with it.
-        links[address] = max(0.0, arrived - arrived_before), max(0.0, busy_s - busy_before_s)
+        links[on_one_line(address)] = max(0.0, arrived - arrived_before), max(0.0, busy_s - busy_before_s)
     return links
 
 
 def _sample(row: Any) -> tuple[str, str, float]:
     match row:
         case [str(part), str(line), int(count)]:
-            return part, line, float(count)
+            return on_one_line(part), on_one_line(line), float(count)
     return "", "", 0.0
 
 

@@ -8,6 +8,7 @@ import shutil
 import sys
 import time
 
+from horovod.core.wording import on_one_line
 from horovod.launcher.watch.door import Running, jobs_here
 from horovod.launcher.watch.facts import facts_of
 
@@ -37,5 +38,5 @@ def _row(job: Running) -> tuple[str, ...]:
         str(len(hosts) or "?"),
         str(began),
         f"{max(rates):.1f}" if rates else "-",
-        job.file.command,
+        on_one_line(job.file.command),
     )

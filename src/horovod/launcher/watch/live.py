@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Any, BinaryIO, cast
 
+from horovod.core.wording import plain, tell
 from horovod.launcher.watch import screen
 from horovod.launcher.watch.facts import facts_of
 
@@ -83,7 +84,7 @@ class _Drawn(LiveView):
         width, height = shutil.get_terminal_size((80, 40))
         shown = screen.plain(self.name, facts_of(view), width, max(8, height // 2))
         room = height - shown.count("\n") - 3
-        last = "\n".join(line[:width] for line in list(self._lines)[-room:]) if room > 0 else ""
+        last = "\n".join(plain(line)[:width] for line in list(self._lines)[-room:]) if room > 0 else ""
         self._live.update(Group(Text(shown), Text("-" * width, style="dim"), Text(last)), refresh=True)
 
     def close(self) -> None:
@@ -127,9 +128,8 @@ def live_view(name: str, statuses: Statuses, streams: dict[str, BinaryIO]) -> Li
         try:
             return _Drawn(name, statuses, streams)
         except ImportError:
-            print(
+            tell(
                 "horovodrun: --top draws with rich, which is not installed; so the view comes among the output\n"
-                "hint: pip install 'hvd[top]'",
-                file=sys.stderr,
+                "hint: pip install 'hvd[top]'"
             )
     return LiveView(name, statuses, streams, _PRINTED_S)

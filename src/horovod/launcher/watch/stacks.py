@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from horovod.core.tracebacks import is_of_script
+from horovod.core.wording import on_one_line
 from horovod.launcher.watch.door import one_job, open_job
 from horovod.launcher.watch.facts import ranks_in_words
 
@@ -39,8 +40,8 @@ def _answers(view: dict[str, Any], number: int) -> tuple[dict[int, list[dict[str
                 found[rank] = threads
             case {"newest": {"pid": pid, "host": host}, "age_s": age_s}:
                 silent[rank] = (
-                    f"has not answered (pid {pid} on {host}, last status {age_s:.0f} s ago): it is frozen or "
-                    "unreachable, or native code holds Python's lock"
+                    f"has not answered (pid {pid} on {on_one_line(host)}, last status {age_s:.0f} s ago): it is frozen "
+                    "or unreachable, or native code holds Python's lock"
                 )
             case _:
                 silent[rank] = "has sent no status yet"
@@ -52,7 +53,7 @@ def grouped(found: dict[int, list[dict[str, Any]]], silent: dict[int, str], *, a
     groups: dict[tuple[tuple[str, ...], ...], list[int]] = {}
     for rank, threads in found.items():
         shown = threads if all_threads else threads[:1]
-        key = tuple((str(one["thread"]), *map(str, one["frames"])) for one in shown)
+        key = tuple((on_one_line(one["thread"]), *map(on_one_line, one["frames"])) for one in shown)
         groups.setdefault(key, []).append(rank)
     lines = []
     for key, ranks in sorted(groups.items(), key=lambda item: -len(item[1])):

@@ -8,7 +8,7 @@ import statistics
 from typing import Any
 
 from horovod.launcher.watch.facts import JobFacts, since_init
-from horovod.launcher.watch.verdict import judge, stuck
+from horovod.launcher.watch.verdict import LEAST_SHARE, judge, stuck
 
 __all__ = ["summary"]
 
@@ -25,7 +25,8 @@ def summary(view: dict[str, Any], seconds: float) -> list[str]:
     steps = max(one.steps_total for one in ranks) + sum(round(one["steps"]) for one in facts.past)
     moved = max(one.bytes_per_s * one.span_s for one in ranks) + sum(one["bytes"] for one in facts.past)
     lines = [
-        f"{datetime.timedelta(seconds=round(seconds))}, {steps:,} steps, {moved / 1e9:,.1f} GB reduced on each rank",
+        f"{datetime.timedelta(seconds=round(seconds))}, {steps:,} {'step' if steps == 1 else 'steps'}, "
+        f"{_size(moved)} reduced on each rank",
         f"a typical rank spent {_percent(statistics.median(one.lost_share for one in ranks))} of its time waiting for "
         f"other ranks and {_percent(statistics.median(one.data_share for one in ranks))} waiting for data",
     ]
@@ -42,7 +43,7 @@ def summary(view: dict[str, Any], seconds: float) -> list[str]:
 
 
 def _who_was_last(facts: JobFacts) -> list[str]:
-    """The rank for which the others waited longest."""
+    """The rank for which the others waited longest, if that is worth a word."""
     waits: dict[int, float] = {}
     for one in facts.ranks.values():
         for rank, seconds in one.waits.items():
@@ -51,8 +52,18 @@ def _who_was_last(facts: JobFacts) -> list[str]:
         return []
     worst = max(waits, key=waits.__getitem__)
     share = waits[worst] / sum(waits.values())
+    others = [one.lost_share for one in facts.ranks.values() if one.rank != worst]
+    if not others or share * statistics.median(others) < LEAST_SHARE:
+        return []
     host = facts.ranks[worst].host if worst in facts.ranks else "?"
     return [f"the others waited longest for rank {worst} (host {host}): {_percent(share)} of all waiting"]
+
+
+def _size(count: float) -> str:
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "KB")):
+        if count >= unit:
+            return f"{count / unit:,.1f} {name}"
+    return f"{count:.0f} bytes"
 
 
 def _percent(share: float) -> str:

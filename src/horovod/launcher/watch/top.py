@@ -11,6 +11,7 @@ import sys
 import time
 from typing import Any
 
+from horovod.core.wording import tell
 from horovod.launcher.watch import screen
 from horovod.launcher.watch.door import one_job, open_job
 from horovod.launcher.watch.facts import JobFacts, facts_of
@@ -28,7 +29,7 @@ def top(job_id: str | None, interval_s: float, *, once: bool = False) -> int:
             try:
                 facts = facts_of(rendezvous.statuses())
             except ChannelError:
-                print(f"job {file.id} has ended", flush=True)
+                tell(f"job {file.id} has ended", sys.stdout)
                 return 0
             show(file.id, facts)
             if once:
@@ -38,7 +39,7 @@ def top(job_id: str | None, interval_s: float, *, once: bool = False) -> int:
 
 def _plain(name: str, facts: JobFacts) -> None:
     width, height = shutil.get_terminal_size((80, 40))
-    print(screen.plain(name, facts, width, height - 2), end="\n\n", flush=True)
+    tell(screen.plain(name, facts, width, height - 2) + "\n", sys.stdout)
 
 
 def _shower() -> Any:
@@ -49,10 +50,7 @@ def _shower() -> Any:
         from rich.table import Table
         from rich.text import Text
     except ImportError:
-        print(
-            "horovodrun: rich is not installed, so this is not drawn in place\nhint: pip install 'hvd[top]'",
-            file=sys.stderr,
-        )
+        tell("horovodrun: rich is not installed, so this is not drawn in place\nhint: pip install 'hvd[top]'")
         return _plain
     console = Console()
     live = Live(console=console, auto_refresh=False, screen=False)
@@ -64,7 +62,7 @@ def _shower() -> Any:
         for column, title in enumerate(screen.HEADER):
             table.add_column(title, justify="left" if column == 1 else "right", no_wrap=True)
         for row in screen.rows(facts, max(1, console.height - len(said) - 7)):
-            table.add_row(*row)
+            table.add_row(*map(Text, row))  # a name of a host is not markup
         parts = [Text(screen.headline(name, facts), style="bold"), *(Text(line, style="yellow") for line in said)]
         live.update(Group(*parts, table, Text(screen.LEGEND, style="dim")), refresh=True)
 

@@ -16,9 +16,9 @@ import statistics
 from horovod.core.telemetry.samples import IN_HOROVOD
 from horovod.launcher.watch.facts import JobFacts, RankFacts, Sampled, ranks_in_words
 
-__all__ = ["SlowLink", "Verdict", "judge", "stuck"]
+__all__ = ["LEAST_SHARE", "SlowLink", "Verdict", "judge", "stuck"]
 
-_LEAST_SHARE = 0.05  # of the time: what the job must lose by a rank
+LEAST_SHARE = 0.05  # of the time: what the job must lose by a rank
 _LEAST_S, _LEAST_STEPS = 4.0, 4  # less is too short to judge
 _STUCK_S = 3.0
 _SUSTAINED_S = 4.0  # how long most others must have waited for the same rank
@@ -100,7 +100,7 @@ def _late_rank(ranks: dict[int, RankFacts], *, sustained: bool) -> Verdict | Non
     worst = max(scores, key=scores.__getitem__)
     share = scores[worst]
     others = [one for one in ranks.values() if one.rank != worst]
-    if share < _LEAST_SHARE:
+    if share < LEAST_SHARE:
         return None
     agreeing = [one.late for one in others if one.late and one.late["rank"] == worst and _lasts(one)]
     if sustained and 2 * len(agreeing) < len(others):

@@ -8,7 +8,10 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["check_access", "file_system", "files_in", "of_spark", "refuse_odd_path"]
+from horovod.world.files.places import make_folder
+from horovod.world.files.whole import replacement
+
+__all__ = ["check_access", "file_system", "files_in", "of_spark", "refuse_odd_path", "write_file"]
 
 _ODD = re.compile(r"(?!file:)[A-Za-z][\w+.-]*:(?!//)")
 # Of Hadoop's exceptions, those that tell of the store, not of the DataFrame.
@@ -67,7 +70,7 @@ def check_access(fs: Any, folders: Mapping[str, str]) -> None:
     for url, inside in folders.items():
         probe = f"{inside.rstrip('/')}/.horovod-{secrets.token_hex(6)}"
         try:
-            fs.makedirs(inside, exist_ok=True)
+            _make_folder(fs, inside)
             fs.pipe_file(probe, b"horovod")
             if fs.cat_file(probe) != b"horovod":
                 raise OSError("the file has other content than was written")
@@ -77,6 +80,44 @@ def check_access(fs: Any, folders: Mapping[str, str]) -> None:
                 f"the store cannot be used: {url} cannot be written and read: {type(error).__name__}: {error}\n"
                 "hint: choose a path where the user of the driver, and of the executors, may write"
             ) from error
+
+
+def write_file(fs: Any, source: str | bytes, target: str) -> None:
+    """Writes a local file, or bytes, to a file system; the folder is made.
+
+    If a reader could see half of it, it gets its name at the end; object stores show whole files only.
+    """
+    protocols = _protocols(fs)
+    _make_folder(fs, target.rpartition("/")[0])
+    if "file" in protocols:
+        with replacement(target) as part:
+            _put(fs, source, part)
+    elif not protocols & {"hdfs", "arrow_hdfs"}:
+        _put(fs, source, target)
+    else:
+        part = f"{target}.part"
+        _put(fs, source, part)
+        if fs.exists(target):  # HDFS renames to a free name only
+            fs.rm_file(target)
+        fs.mv(part, target)
+
+
+def _put(fs: Any, source: str | bytes, target: str) -> None:
+    if isinstance(source, bytes):
+        fs.pipe_file(target, source)
+    else:
+        fs.put_file(source, target)
+
+
+def _make_folder(fs: Any, folder: str) -> None:
+    if "file" in _protocols(fs):
+        make_folder(folder)
+    else:
+        fs.makedirs(folder, exist_ok=True)
+
+
+def _protocols(fs: Any) -> set[str]:
+    return {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
 
 
 def of_spark(error: Exception, path: str) -> Exception:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from horovod.core.wording import counted, quoted
+from horovod.core.wording import counted, quoted, tell
 from horovod.data import parquet
 from horovod.spark.common import constants
 from horovod.spark.common.access import of_spark
@@ -72,7 +73,7 @@ def prepare_data(
         if _cache.is_cached(key, store):
             index = _cache.next_dataset_index(key)
             if verbose:
-                print(f"horovod: the data is in {store.get_train_data_path(index)} already", flush=True)
+                tell(f"horovod: the data is in {store.get_train_data_path(index)} already", sys.stdout)
         else:
             index = _cache.next_dataset_index(key)
             if hasattr(store, "check_access"):  # a store of the user's own class may have none
@@ -162,7 +163,7 @@ def _write(
         parts.append((val, store.get_val_data_path(index), share))
     for part, path, fraction in parts:
         if verbose:
-            print(f"horovod: writing the DataFrame to {path}", flush=True)
+            tell(f"horovod: writing the DataFrame to {path}", sys.stdout)
         files = max(int(num_processes * partitions_per_process * fraction), num_processes)
         chosen = selected(part, columns).coalesce(files)
         try:

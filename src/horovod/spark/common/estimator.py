@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import secrets
+import sys
 import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import Any
 from pyspark.ml import Estimator, Model
 
 from horovod.core import pickling
-from horovod.core.wording import counted
+from horovod.core.wording import counted, tell
 from horovod.data import Plan
 from horovod.launcher.function.unpicklable import named
 from horovod.spark.common import dataset
@@ -264,7 +265,10 @@ class HorovodEstimator(Estimator, EstimatorParams, HorovodReadable, HorovodWrita
         steps = math.ceil if self._rounds_up else math.floor
         checkpoint = self._checkpoint(store, run_id)
         if checkpoint is not None:
-            print(f"horovod: training starts from the checkpoint of run {run_id} in {store.get_run_path(run_id)}")
+            tell(
+                f"horovod: training starts from the checkpoint of run {run_id} in {store.get_run_path(run_id)}",
+                sys.stdout,
+            )
         change = None
         if self.getTransformationFn():
             weight = [self.getSampleWeightCol()] if self.getSampleWeightCol() else []

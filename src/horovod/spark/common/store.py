@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from horovod.settings import current_environment
-from horovod.spark.common.access import check_access, file_system, files_in, refuse_odd_path
+from horovod.spark.common.access import check_access, file_system, files_in, refuse_odd_path, write_file
 
 __all__ = ["AbstractFilesystemStore", "DBFSLocalStore", "FilesystemStore", "HDFSStore", "LocalStore", "Store"]
 
@@ -265,9 +265,7 @@ class AbstractFilesystemStore(Store):
 
     def write_text(self, path: str, text: str) -> None:
         """Writes a text file; its folder is made."""
-        inside = self.get_localized_path(path)
-        self.fs.makedirs(inside.rpartition("/")[0], exist_ok=True)
-        self.fs.pipe_file(inside, text.encode())
+        write_file(self.fs, text.encode(), self.get_localized_path(path))
 
     def read_serialized_keras_model(self, ckpt_path: str, model: Any, custom_objects: Any) -> bytes:
         """The bytes of a Keras checkpoint: a whole model, in the format `.keras`."""
@@ -311,27 +309,13 @@ class _Upload:
                 continue
             for attempt in range(1, _TRIES + 1):
                 try:
-                    _put(fs, str(path), f"{target}/{name}")
+                    write_file(fs, str(path), f"{target}/{name}")
                     break
                 except Exception as error:  # of any kind: each file system has its own
                     if attempt == _TRIES:
                         raise OSError(f"{self._target}/{name} was not written in {_TRIES} tries: {error}") from error
                     time.sleep(0.1 * attempt)
             self._sent[name] = version
-
-
-def _put(fs: Any, source: str, target: str) -> None:
-    """Where a reader could see half of a file, it gets its name at the end; object stores show whole files only."""
-    protocols = {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
-    fs.makedirs(target.rpartition("/")[0], exist_ok=True)
-    if not protocols & {"file", "hdfs", "arrow_hdfs"}:
-        fs.put_file(source, target)
-        return
-    part = f"{target}.part"
-    fs.put_file(source, part)
-    if "file" not in protocols and fs.exists(target):  # HDFS renames to a free name only
-        fs.rm_file(target)
-    fs.mv(part, target)
 
 
 class FilesystemStore(AbstractFilesystemStore):

@@ -8,11 +8,13 @@ import dataclasses
 import json
 import multiprocessing
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from horovod.core.wording import tell
 from horovod.data import Plan
 from horovod.data.parquet import Columns
 from horovod.spark.common.store import RemoteStore
@@ -149,7 +151,7 @@ def device_kind(task: Task, has_gpu: bool) -> str:
 def say(task: Task, text: str) -> None:
     """Prints progress, if the user wants it."""
     if task.verbose:
-        print(f"horovod: {text}", flush=True)
+        tell(f"horovod: {text}", sys.stdout)
 
 
 class Saver:
@@ -177,7 +179,7 @@ class Saver:
             self.failure = ""
         except OSError as error:
             self.failure = str(error)
-            print(f"horovod: {error}; the training goes on", flush=True)
+            tell(f"horovod: {error}; the training goes on", sys.stdout)
 
 
 @contextlib.contextmanager

@@ -7,9 +7,11 @@ The reader takes the loader's batch size. An Async loader works on a background 
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterator
 from typing import Any
 
+from horovod.core.wording import tell
 from horovod.data import AsyncDataLoaderMixin, BaseDataLoader, ParquetReader, to_torch
 
 __all__ = [
@@ -55,7 +57,7 @@ class PytorchDataLoader(BaseDataLoader):
         limit = None if self.limit_step_per_epoch < 0 else self.limit_step_per_epoch
         yield from to_torch(itertools.islice(self.reader, limit))
         if self.verbose:
-            print(f"horovod: {self.name or type(self).__name__} has read an epoch of {len(self)} batches", flush=True)
+            tell(f"horovod: {self.name or type(self).__name__} has read an epoch of {len(self)} batches", sys.stdout)
 
 
 class PytorchAsyncDataLoader(AsyncDataLoaderMixin, PytorchDataLoader):

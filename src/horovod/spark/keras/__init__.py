@@ -3,6 +3,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+from horovod.core.missing import attribute
+
 if TYPE_CHECKING:
     from horovod.spark.keras.estimator import KerasEstimator, KerasModel
 
@@ -16,4 +18,4 @@ if not TYPE_CHECKING:  # type checkers refuse other names
             from horovod.spark.keras import estimator
 
             return getattr(estimator, name)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return attribute(__name__, name)

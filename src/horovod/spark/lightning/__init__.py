@@ -3,6 +3,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+from horovod.core.missing import attribute
+
 if TYPE_CHECKING:
     from horovod.spark.lightning.estimator import TorchEstimator, TorchModel
 
@@ -16,4 +18,4 @@ if not TYPE_CHECKING:  # type checkers refuse other names
             from horovod.spark.lightning import estimator as of_lightning
 
             return getattr(of_lightning, name)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return attribute(__name__, name)

@@ -3,6 +3,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+from horovod.core.missing import attribute
+
 if TYPE_CHECKING:
     from horovod.spark.torch.estimator import TorchEstimator, TorchModel
 
@@ -16,4 +18,4 @@ if not TYPE_CHECKING:  # type checkers refuse other names
             from horovod.spark.torch import estimator
 
             return getattr(estimator, name)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return attribute(__name__, name)

@@ -21,8 +21,6 @@ import dataclasses
 import itertools
 import json
 import os
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,9 +29,11 @@ from typing import Any
 import tensorflow as tf
 
 from horovod.core.exceptions import InvalidRequestError
+from horovod.core.wording import tell
 from horovod.settings import Settings
 from horovod.tensorflow.data.registry import ComputeClient
 from horovod.world.channel import ChannelError
+from horovod.world.files.whole import write_whole
 from horovod.world.tunnel import Tunnel
 
 __all__ = ["TfDataServiceConfig", "compute_worker_fn", "send_to_data_service", "tf_data_service"]
@@ -85,11 +85,7 @@ class TfDataServiceConfig:
 
         The file appears as a whole.
         """
-        folder = os.path.dirname(os.path.abspath(filename))
-        descriptor, path = tempfile.mkstemp(dir=folder, prefix=f".{os.path.basename(filename)}.")
-        with open(descriptor, "w") as file:
-            json.dump(self.to_dict(), file)
-        os.replace(path, filename)
+        write_whole(filename, json.dumps(self.to_dict()), private=True)
 
     @staticmethod
     def read(filename: str, wait_for_file_creation: bool = False) -> TfDataServiceConfig:
@@ -99,7 +95,7 @@ class TfDataServiceConfig:
         while wait_for_file_creation and not os.path.exists(filename):
             if not said and time.monotonic() - started > _SAY_AFTER_S:
                 said = True
-                print(f"waiting for the data service's config {filename} ...", file=sys.stderr, flush=True)
+                tell(f"waiting for the data service's config {filename} ...")
             threading.Event().wait(_LOOK_S)
         with open(filename) as file:
             try:

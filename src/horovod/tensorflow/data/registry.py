@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from horovod.core.exceptions import InvalidRequestError
+from horovod.core.wording import tell
 from horovod.world.channel import AuthenticationError, ChannelError, ProtocolError
 from horovod.world.network import interface_address
 from horovod.world.rendezvous import Rendezvous
@@ -210,11 +210,9 @@ class ComputeClient:
         there = self._rendezvous.get_many([f"ended/{worker}" for worker in workers], timeout)
         late = [worker for worker in workers if f"ended/{worker}" not in there]
         if late:
-            print(
+            tell(
                 f"horovod: warning: workers {late} of the data service did not stop within {timeout:g} s; their "
-                "dispatcher ends without them",
-                file=sys.stderr,
-                flush=True,
+                "dispatcher ends without them"
             )
 
     def workers_of(self, dispatcher_id: int) -> range:

@@ -13,13 +13,16 @@ so otherwise. A call of torch.distributed becomes one operation of the core:
     work.py        work and futures, which calls return
     threads.py     the threads that complete futures
     errors.py      our errors as torch's
+    patches.py     changes to DistributedDataParallel
     start.py       the start of Horovod from torch's store, and torch's store from Horovod
 """
 
+from horovod.torch.distributed import patches
 from horovod.torch.distributed.errors import BackendError
 from horovod.torch.distributed.group import HorovodProcessGroup
 from horovod_torch_backend import register
 
 __all__ = ["BackendError", "HorovodProcessGroup"]
 
+patches.apply()
 register()

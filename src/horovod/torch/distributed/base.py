@@ -25,10 +25,16 @@ from horovod.core.requests import Prepared
 from horovod.torch.distributed.errors import DestroyedError
 from horovod.torch.distributed.reduce_ops import Reductions
 from horovod.torch.distributed.work import OperationsWork, limited
+from horovod.torch.tensors import collectives
 
-__all__ = ["GroupBase"]
+__all__ = ["GroupBase", "part_of"]
 
 _NAMES = 64  # of a group that shares its set: so many of its operations can be in flight
+
+
+def part_of(name: str | None, index: int) -> str | None:
+    """The name of one of a call's operations. The first one has the call's, by which the peers hear of an error."""
+    return name if name is None or index == 0 else f"{name}.{index}"
 
 
 class GroupBase(dist.ProcessGroup):
@@ -60,6 +66,7 @@ class GroupBase(dist.ProcessGroup):
         self._reductions = Reductions(process_set)
         self._on_shutdown = on_shutdown
         self._name, self._desc = "", "undefined"
+        self._newest_name: str | None = None
         self._names = itertools.cycle([f"{prefix}.{number}" for number in range(_NAMES)]) if prefix else None
         self._named: dict[str, OperationsWork] = {}
         self._coalesced: list[OperationsWork] | None = None
@@ -147,11 +154,15 @@ class GroupBase(dist.ProcessGroup):
         self._check_open()
         if self._names is None:
             return None
-        name = next(self._names)
+        name = self._newest_name = next(self._names)
         before = self._named.pop(name, None)
         if before is not None and not before.is_completed():
             before.wait()
         return name
+
+    def _tell(self, label: str, error: Exception) -> None:
+        """Tells the peers that this rank's newest call has failed."""
+        collectives.tell(label, self._newest_name, error, self._set)
 
     def _check_open(self) -> None:
         if self._closed:

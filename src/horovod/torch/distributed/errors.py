@@ -12,13 +12,15 @@ import torch
 from torch.distributed import DistBackendError
 
 from horovod.core import exceptions
-from horovod.core.exceptions import HorovodInternalError, NotRunningError
+from horovod.core.context import NotAMemberError
+from horovod.core.exceptions import DuplicateNameError, HorovodInternalError, NotRunningError
 
 __all__ = ["BackendError", "DestroyedError", "as_torch", "told_as_torch"]
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 BackendError = DistBackendError
+_OF_THIS_RANK = (DuplicateNameError, NotAMemberError)  # for which no peer waits
 
 
 def _both(kind: type[HorovodInternalError]) -> type[HorovodInternalError]:
@@ -43,21 +45,32 @@ def as_torch(error: BaseException) -> BaseException:
     return error
 
 
-def told_as_torch(method: Method) -> Method:
-    """A decorator of methods whose errors are raised as torch's. torch.compile leaves them as they are."""
+def told_as_torch(label: str | None) -> Callable[[Method], Method]:
+    """A decorator of methods of a group whose errors are raised as torch's. torch.compile leaves them as they are.
 
-    @functools.wraps(method)
-    def told(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return method(*args, **kwargs)
-        except HorovodInternalError as error:
-            raise as_torch(error) from None
+    `label`: the operation of the core that a call becomes. If this rank's call fails before that operation
+    starts, the waiting peers are told. None: no peer waits.
+    """
 
-    left_alone = torch._disable_dynamo(told)
+    def decorate(method: Method) -> Method:
+        @functools.wraps(method)
+        def told(group: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return method(group, *args, **kwargs)
+            except HorovodInternalError as error:
+                raise as_torch(error) from None
+            except Exception as error:
+                if label is not None and not getattr(error, "is_told", isinstance(error, _OF_THIS_RANK)):
+                    group._tell(label, error)
+                raise
 
-    @functools.wraps(method)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        # torch's decorator imports the compiler, which takes a second and leaves a folder behind.
-        return (left_alone if "torch._dynamo" in sys.modules else told)(*args, **kwargs)
+        left_alone = torch._disable_dynamo(told)
 
-    return call  # type: ignore[return-value]
+        @functools.wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            # torch's decorator imports the compiler, which takes a second and leaves a folder behind.
+            return (left_alone if "torch._dynamo" in sys.modules else told)(*args, **kwargs)
+
+        return call  # type: ignore[return-value]
+
+    return decorate

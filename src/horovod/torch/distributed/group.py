@@ -16,6 +16,7 @@ from horovod.core.collectives import Reduction
 from horovod.core.exceptions import HorovodInternalError
 from horovod.core.native import SYNC
 from horovod.core.operations import Operation, after_run
+from horovod.torch.distributed.base import part_of
 from horovod.torch.distributed.errors import as_torch, told_as_torch
 from horovod.torch.distributed.lists import ListCollectives
 from horovod.torch.distributed.memory import Target, as_moved, as_row, flat
@@ -51,7 +52,7 @@ class HorovodProcessGroup(ListCollectives, PeerOperations):
                 return DONE
         return self._allreduce(tensors, opts)
 
-    @told_as_torch
+    @told_as_torch("allreduce")
     def _allreduce(self, tensors: list[Tensor], opts: Any) -> Work:
         name, tensor = self._next_name(), tensors[0]
         how = self._reductions.of(opts.reduceOp, tensor)
@@ -79,12 +80,12 @@ class HorovodProcessGroup(ListCollectives, PeerOperations):
     def _remember(self, op: Any, how: Reduction, tensor: Tensor) -> None:
         """The next call finds its request at once, if the core has prepared it."""
         request = collectives.prepared_allreduce(how, tensor)
-        if request is not None and self._names is None:
+        if request is not None and self._names is None and self._reductions.has(op):
             if len(self._prepared) >= _MOST_PREPARED:
                 self._prepared.clear()
             self._prepared[hash(op), tensor.dtype, tensor.shape] = request
 
-    @told_as_torch
+    @told_as_torch("broadcast")
     def broadcast(self, tensors: list[Tensor], opts: Any) -> Work:
         name, root, flags = self._next_name(), self._root(opts), self._flags(opts)
         targets = [Target([tensor], True) for tensor in tensors]
@@ -92,28 +93,28 @@ class HorovodProcessGroup(ListCollectives, PeerOperations):
             for target, tensor in zip(targets, tensors, strict=True):
                 target.fill(tensor)
         operations = [
-            collectives.broadcast(target.memory, root, _part(name, index), self._set, True, flags)
+            collectives.broadcast(target.memory, root, part_of(name, index), self._set, True, flags)
             for index, target in enumerate(targets)
         ]
         return self._started("broadcast", operations, tensors, opts, _deliver(targets), name)
 
-    @told_as_torch
+    @told_as_torch("allreduce")
     def reduce(self, tensors: list[Tensor], opts: Any) -> Work:
         name, is_root = self._next_name(), self._world_rank == self._root(opts)
         # The other ranks keep their tensors, as with Gloo.
         operations = [
             collectives.allreduce(
-                tensor, _part(name, index), self._reductions.of(opts.reduceOp, tensor), is_root, self._flags(opts)
+                tensor, part_of(name, index), self._reductions.of(opts.reduceOp, tensor), is_root, self._flags(opts)
             )
             for index, tensor in enumerate(tensors)
         ]
         return self._started("reduce", operations, tensors, opts, name=name)
 
-    @told_as_torch
+    @told_as_torch("allgather")
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Work:
         return self._gather_singles([output], [tensor], opts)
 
-    @told_as_torch
+    @told_as_torch("allgather")
     def all_gather_single_coalesced(self, outputs: list[Tensor], tensors: list[Tensor], opts: Any = None) -> Work:
         return self._gather_singles(outputs, tensors, opts)
 
@@ -125,16 +126,16 @@ class HorovodProcessGroup(ListCollectives, PeerOperations):
             targets.append(Target([output], True))
             operations.append(
                 collectives.allgather_into(
-                    as_row(tensor), targets[-1].memory, _part(name, index), self._set, self._flags(opts)
+                    as_row(tensor), targets[-1].memory, part_of(name, index), self._set, self._flags(opts)
                 )
             )
         return self._started("allgather", operations, outputs, opts, _deliver(targets), name)
 
-    @told_as_torch
+    @told_as_torch("reducescatter")
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = _DEFAULT) -> Work:
         return self._scatter_singles([output], [tensor], opts)
 
-    @told_as_torch
+    @told_as_torch("reducescatter")
     def reduce_scatter_single_coalesced(
         self, outputs: list[Tensor], tensors: list[Tensor], opts: Any = _DEFAULT
     ) -> Work:
@@ -149,11 +150,11 @@ class HorovodProcessGroup(ListCollectives, PeerOperations):
             how = self._reductions.of(opts.reduceOp, tensor)
             rows = flat(tensor).view(self.size(), -1) if tensor.numel() else flat(tensor).view(self.size(), 0)
             operations.append(
-                collectives.reducescatter_into(rows, targets[-1].memory, _part(name, index), how, self._flags(opts))
+                collectives.reducescatter_into(rows, targets[-1].memory, part_of(name, index), how, self._flags(opts))
             )
         return self._started("reducescatter", operations, outputs, opts, _deliver(targets), name)
 
-    @told_as_torch
+    @told_as_torch("alltoall")
     def all_to_all_single(
         self,
         output: Tensor,
@@ -200,12 +201,12 @@ class HorovodProcessGroup(ListCollectives, PeerOperations):
                 f"{small.numel()} elements of {small.dtype} of one rank"
             )
 
-    @told_as_torch
+    @told_as_torch(None)
     def barrier(self, opts: Any = None) -> Work:
         name, flags = self._next_name(), self._flags(opts)
         return self._started("barrier", (self._meet(name, flags),), [], opts, name=name)
 
-    @told_as_torch
+    @told_as_torch(None)
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier with a time limit. torch.distributed.monitored_barrier refuses all backends but Gloo."""
         self._meet(self._next_name(), SYNC).wait(None, limited(self._limit("monitored_barrier"), timeout))
@@ -215,10 +216,6 @@ class HorovodProcessGroup(ListCollectives, PeerOperations):
             return collectives.start_barrier(self._set, flags)
         # A barrier has no name.
         return collectives.allreduce(torch.zeros(1), name, self._reductions.of_one, True, flags)
-
-
-def _part(name: str | None, index: int) -> str | None:
-    return name if name is None or index == 0 else f"{name}.{index}"
 
 
 def _deliver(targets: list[Target]) -> Any:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed import AllreduceCoalescedOptions, ReduceScatterOptions, Work
 
 from horovod.core.operations import Operation
-from horovod.torch.distributed.base import GroupBase
+from horovod.torch.distributed.base import GroupBase, part_of
 from horovod.torch.distributed.errors import told_as_torch
 from horovod.torch.distributed.memory import Target, as_moved, as_row, flat, moved_count, one_block
 from horovod.torch.tensors import collectives
@@ -25,18 +25,18 @@ __all__ = ["ListCollectives"]
 class ListCollectives(GroupBase):
     """A group's collectives of lists."""
 
-    @told_as_torch
+    @told_as_torch("grouped_allreduce")
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work:
         name, opts = self._next_name(), opts or AllreduceCoalescedOptions()
         how = self._reductions.of(opts.reduceOp, tensors[0])
         operation = collectives.grouped_allreduce(tensors, name, how, True, self._flags(opts))
         return self._started("allreduce_coalesced", (operation,), tensors, opts, name=name)
 
-    @told_as_torch
+    @told_as_torch("allgather")
     def allgather(self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: Any = None) -> Work:
         return self._gather_lists("allgather", outputs, tensors, opts)
 
-    @told_as_torch
+    @told_as_torch("allgather")
     def allgather_coalesced(self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: Any = None) -> Work:
         """`outputs`: for each rank the list of what it gives."""
         by_tensor = [list(of_ranks) for of_ranks in zip(*outputs, strict=True)]
@@ -45,7 +45,7 @@ class ListCollectives(GroupBase):
     def _gather_lists(self, label: str, outputs: list[list[Tensor]], tensors: list[Tensor], opts: Any) -> Work:
         name, flags = self._next_name(), self._flags(opts)
         works = [
-            self._gather_list(label, to, tensor, None if name is None else f"{name}.{index}", flags)
+            self._gather_list(label, to, tensor, part_of(name, index), flags)
             for index, (to, tensor) in enumerate(zip(outputs, tensors, strict=True))
         ]
 
@@ -70,7 +70,7 @@ class ListCollectives(GroupBase):
         rows = [moved_count(output) for output in outputs]
         return collectives.allgather_into(as_moved(tensor), target.memory, name, self._set, flags, rows), target
 
-    @told_as_torch
+    @told_as_torch("alltoall")
     def gather(self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: Any) -> Work:
         name, root = self._next_name(), opts.rootRank
         (tensor,) = tensors
@@ -87,7 +87,7 @@ class ListCollectives(GroupBase):
         )
         return self._started("gather", (operation,), outputs, opts, lambda _: target.deliver(), name)
 
-    @told_as_torch
+    @told_as_torch("alltoall")
     def scatter(self, outputs: list[Tensor], tensors: list[list[Tensor]], opts: Any) -> Work:
         name, root = self._next_name(), opts.rootRank
         (output,) = outputs
@@ -104,7 +104,7 @@ class ListCollectives(GroupBase):
         )
         return self._started("scatter", (operation,), outputs, opts, lambda _: target.deliver(), name)
 
-    @told_as_torch
+    @told_as_torch("reducescatter")
     def reduce_scatter(self, outputs: list[Tensor], tensors: list[list[Tensor]], opts: Any = None) -> Work:
         name, opts = self._next_name(), opts or ReduceScatterOptions()
         (output,), (inputs,) = outputs, tensors
@@ -129,7 +129,7 @@ class ListCollectives(GroupBase):
 
         return self._started("reduce_scatter", (operation,), outputs, opts, take, name)
 
-    @told_as_torch
+    @told_as_torch("alltoall")
     def alltoall(self, outputs: list[Tensor], tensors: list[Tensor], opts: Any = None) -> Work:
         name = self._next_name()
         self._check_list("all_to_all", outputs, tensors[0])

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from horovod.core import native
+from horovod.torch.tensors import check_writable
 
 __all__ = ["Target", "as_moved", "as_row", "flat", "moved_count", "one_block"]
 
@@ -20,7 +21,8 @@ _KNOWN = frozenset(getattr(torch, name) for name in native.DTYPE_NAMES)
 
 def flat(tensor: Tensor) -> Tensor:
     """The elements in order, as one dimension: a view if they are dense."""
-    return tensor.detach().contiguous().resolve_conj().resolve_neg().view(-1)
+    dense = tensor.detach().contiguous().resolve_conj().resolve_neg()
+    return dense.as_strided((dense.numel(),), (1,))  # view() keeps a stride that has no meaning, of one element or none
 
 
 def as_moved(tensor: Tensor) -> Tensor:
@@ -65,6 +67,8 @@ class Target:
 
     def __init__(self, tensors: Sequence[Tensor], moved: bool) -> None:
         """`moved`: the operation adds nothing."""
+        for tensor in tensors:
+            check_writable(tensor)
         block = one_block(tensors)
         self._tensors = () if block is not None else tensors
         if block is None:

@@ -30,18 +30,18 @@ class _Received(OperationsWork):
 class PeerOperations(GroupBase):
     """A group's operations between two ranks."""
 
-    @told_as_torch
+    @told_as_torch(None)
     def send(self, tensors: list[Tensor], to: int, tag: int) -> Work:
         self._check_open()
         (tensor,) = tensors
         operation = collectives.send(as_moved(tensor), self._peer("send", to), tag, self._set, 0)
         return self._started("send", (operation,), tensors)
 
-    @told_as_torch
+    @told_as_torch(None)
     def recv(self, tensors: list[Tensor], source: int, tag: int) -> Work:
         return self._receive(tensors, self._peer("recv", source), tag)
 
-    @told_as_torch
+    @told_as_torch(None)
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> Work:
         return self._receive(tensors, None, tag)
 

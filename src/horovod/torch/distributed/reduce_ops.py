@@ -46,6 +46,10 @@ class Reductions:
         self.of_one = self._how(Sum)
         self._bools = {hash(op): self._how(ours) for op, ours in _OPS_OF_BOOLS.items()}
 
+    def has(self, op: Any) -> bool:
+        """True if the hash alone tells the operation. All factors of PREMUL_SUM have the same."""
+        return hash(op) in self._numbers
+
     def of(self, op: Any, tensor: Tensor) -> Reduction:
         """Raises NotImplementedError for an operation that the core does not have."""
         found = (self._bools if tensor.dtype is torch.bool else self._numbers).get(hash(op))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import socket
 import sys
 import time
 from collections import Counter
@@ -144,8 +143,8 @@ def _store(context: Context) -> Any:
     key = f"torch-store/{world.generation}/{next(_stores)}"
     if context.rank == 0:
         on_one_host = len(set(world.host_of_rank)) == 1
-        listener = socket.create_server(("127.0.0.1" if on_one_host else world.rendezvous.local_address(), 0))
-        address, port = listener.getsockname()
+        listener = world.rendezvous.listener(on_one_host)
+        address, port = listener.getsockname()[:2]
         world.rendezvous.put(key, [address, port])
         # It waits for the others: it must not be gone before they have come.
         return dist.TCPStore(address, port, context.size, True, master_listen_fd=listener.detach())

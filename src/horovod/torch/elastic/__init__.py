@@ -13,6 +13,7 @@ In a script:
 """
 
 from horovod.core.basics import init, shutdown
+from horovod.core.missing import watch
 from horovod.elastic.state.state import ObjectState, State
 from horovod.elastic.worker.decorator import run
 from horovod.elastic.worker.wrapper import run_fn
@@ -35,3 +36,5 @@ __all__ = [
     "shutdown",
     "state",
 ]
+
+watch(__name__)

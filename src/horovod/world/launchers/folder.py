@@ -15,8 +15,8 @@ import re
 from pathlib import Path
 
 from horovod.core.exceptions import StartError
+from horovod.world.files.private import NotPrivateError, private_folder, read_private, write_private
 from horovod.world.launchers.offer import LONGEST_BYTES, Offer
-from horovod.world.private_files import NotPrivateError, private_folder, read_private, write_private
 
 __all__ = ["OfferFile"]
 
@@ -28,7 +28,8 @@ class OfferFile:
         readable = re.sub(r"[^A-Za-z0-9._-]+", "-", key)[:80]
         self.path = folder / f"job-{readable}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
         try:
-            private_folder(folder)
+            with private_folder(folder):
+                pass
         except OSError as error:
             raise StartError(
                 f"the folder {folder}, in which the ranks are to find each other, cannot be used: {error.strerror}\n"
@@ -46,20 +47,23 @@ class OfferFile:
     def write(self, offer: Offer) -> None:
         """Replaces the file of an earlier job of this name. A reader gets all of it or none."""
         try:
-            write_private(self.path, offer.packed())
-        except OSError as error:
+            with private_folder(self.path.parent) as folder:
+                write_private(folder, self.path.name, offer.packed())
+        except (OSError, NotPrivateError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
             raise StartError(
-                f"the file {self.path}, by which the ranks are to find rank 0, cannot be written: {error.strerror}\n"
+                f"the file {self.path}, by which the ranks are to find rank 0, cannot be written: {reason}\n"
                 "hint: HOROVOD_RENDEZVOUS_DIRECTORY names another folder, which all hosts must share",
                 "start-unfound",
             ) from error
 
     def read(self) -> Offer | None:
         """The offer in the file; None if there is none. Raises StartError if the file is not private to this user."""
-        with contextlib.suppress(OSError):
-            os.listdir(self.path.parent)  # a network's file system may remember that there was no such file
+        data = None
         try:
-            data = read_private(self.path, LONGEST_BYTES)
+            with contextlib.suppress(OSError), private_folder(self.path.parent) as folder:
+                os.listdir(folder)  # a network's file system may remember that there was no such file
+                data = read_private(folder, self.path.name, LONGEST_BYTES)
         except NotPrivateError as error:
             raise StartError(
                 f"{self.path}, the file with rank 0's address, is not private to this user ({error})\n"

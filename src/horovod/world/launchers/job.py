@@ -26,7 +26,7 @@ from horovod.world.launchers.base import Handed, Started, handed
 from horovod.world.launchers.folder import OfferFile
 from horovod.world.launchers.offer import Offer
 from horovod.world.mpi import at_exit, not_the_launchers, will_abort
-from horovod.world.network import interface_address, machine, own_addresses
+from horovod.world.network import ANY, LOOPBACK, at_port, interface_address, machine, own_addresses
 from horovod.world.reach import reach
 from horovod.world.rendezvous import Rendezvous
 from horovod.world.rendezvous_server import RendezvousServer
@@ -34,7 +34,6 @@ from horovod.world.secret import new_secret
 
 __all__ = ["LaunchedJob", "join"]
 
-_LOOPBACK = "127.0.0.1"
 _HEARD_S = 3.0  # in which the other ranks take an answer
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.02, 0.5  # at the file, which may lie on a network's file system
 
@@ -108,12 +107,12 @@ def _lead(started: Started, settings: Settings, deadline: float, carrier: Any) -
     file = _file(started, settings) if carrier is None else None
     try:
         addresses = [interface_address(settings.network_interface)] if settings.network_interface else []
-        server = RendezvousServer(secret, addresses[0] if addresses else "0.0.0.0", notices_ends=True)
+        server = RendezvousServer(secret, addresses[0] if addresses else ANY, notices_ends=True)
     except (OSError, ValueError) as error:
         raise StartError(
             f"rank 0 cannot open a port for the other ranks: {of_system(error)}", "start-connection"
         ) from error
-    offer = Offer(started.size, addresses or [*own_addresses(), _LOOPBACK], server.port, secret)
+    offer = Offer(started.size, addresses or [*own_addresses(), LOOPBACK], server.port, secret)
     try:
         if file is not None:
             file.write(offer)
@@ -220,4 +219,4 @@ def _reached(offer: Offer, deadline: float) -> tuple[list[str], dict[str, str]]:
 
 
 def _why(offer: Offer, unreached: dict[str, str]) -> str:
-    return "; ".join(f"{address}:{offer.port} ({text})" for address, text in unreached.items())
+    return "; ".join(f"{at_port(address, offer.port)} ({text})" for address, text in unreached.items())

@@ -12,12 +12,12 @@ import contextlib
 import os
 import select
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from horovod.core.wording import tell
 from horovod.world.launchers.ancestors import parent_of
 from horovod.world.launchers.base import Environment, Started
 
@@ -55,7 +55,7 @@ def _wait(opened: list[int], who: str, grace_s: float) -> None:
         return
     with contextlib.suppress(OSError, ValueError):  # its reader is gone as well
         hint = "hint: HOROVOD_END_WITH_LAUNCHER=0 lets ranks go on without it"
-        print(f"horovod: {who} has ended; this rank ends, too\n{hint}", file=sys.stderr, flush=True)
+        tell(f"horovod: {who} has ended; this rank ends, too\n{hint}")
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(grace_s)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -104,9 +104,14 @@ def test_reductions_are_those_of_torch(world: World, dtype_name: str) -> None:
 
 def test_scaled_sums_bools_and_sparse_tensors(world: World) -> None:
     def run(dist: Any, rank: int, size: int) -> None:
-        tensor = given(rank)
-        dist.all_reduce(tensor, dist._make_nccl_premul_sum(0.5))
-        assert torch.equal(tensor, sum(given(other) for other in range(size)) / 2)
+        total = sum(given(other) for other in range(size))
+        for factor in (0.5, 0.5, 0.5, 3.0, 0.5, torch.tensor(2.0)):  # from the third time on, requests are prepared
+            tensor, scattered = given(rank), torch.zeros(6)
+            dist.all_reduce(tensor, dist._make_nccl_premul_sum(factor))
+            dist.reduce_scatter_tensor(scattered, given(rank).repeat(size), dist._make_nccl_premul_sum(factor))
+            assert torch.equal(tensor, total * factor) and torch.equal(scattered, total * factor), factor
+            dist.all_reduce(tensor, dist.ReduceOp.SUM)
+            assert torch.equal(tensor, total * factor * size)
         mine = torch.tensor([rank == 0, True, False])
         any_of, all_of = torch.tensor([True, True, False]), torch.tensor([size == 1, True, False])
         odd = torch.tensor([True, size % 2 == 1, False])

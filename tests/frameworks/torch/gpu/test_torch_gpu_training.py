@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from frameworks.torch import test_torch_optimizer_matrix as matrix
 from support import frameworks
-from support.extent import THOROUGH
 from support.gpu import standin
 from support.memory import held_kib, steady_growth_kib
 from support.world import World, WorldPool
@@ -306,11 +305,11 @@ def test_an_error_that_no_call_tells_stands_on_stderr(worlds: WorldPool) -> None
 
 @pytest.mark.thorough
 def test_many_generations_leave_nothing_behind(worlds: WorldPool) -> None:
-    def run(generations: int) -> tuple[list[int], list[int], list[list[int]]]:
+    def run() -> tuple[list[int], list[int], list[list[int]]]:
         hvd, library = started(), standin.library()
         tensor = standin.to_gpu(torch.ones(1000))
         held, files, counts = [], [], []
-        for generation in range(generations):
+        for generation in range(100):
             hvd.init()
             for _ in range(3):
                 hvd.allreduce_(tensor, name="gradient")
@@ -325,7 +324,7 @@ def test_many_generations_leave_nothing_behind(worlds: WorldPool) -> None:
         hvd.init()
         return held, files, counts
 
-    for held, files, counts in world_of(worlds).run(run, 100 if THOROUGH else 40):
+    for held, files, counts in world_of(worlds).run(run):
         assert files[10] == files[-1], files
         (streams, events, allocations, pinned), last = counts[10], counts[-2]  # both without work on the GPU
         assert last[0] == streams and last[1] <= events + 4 and last[2] <= allocations + 2 and last[3] <= pinned + 2

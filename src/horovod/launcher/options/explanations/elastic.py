@@ -44,7 +44,7 @@ EXPLANATIONS_OF_ELASTIC = (
         (
             "workers have failed on every host",
             "no worker has got to hvd.init()",
-            "is no longer used: ... failed there",
+            "is no longer used ... failed there",
         ),
         "A host on which a worker has failed is no longer used. With HOROVOD_ELASTIC_BLAME=worker, this takes three "
         "failures, or one at a worker's start. The job ends when three things are true: workers have failed on every "
@@ -81,7 +81,7 @@ EXPLANATIONS_OF_ELASTIC = (
         "elastic-script",
         "The script ended the job: several workers raised the same exception, or some ended and others did not",
         _LAUNCHER,
-        ("raised the same exception", "it waited too long for the end of training"),
+        ("raised the same exception", "the end of training"),
         "The same exception came from two workers after the same commit, or from three while they joined. A new world "
         "would only raise it again. The cause is the script, or data that cannot be read. Another cause: the training "
         "function has returned in some workers, while the others still have steps or other long work to do.",

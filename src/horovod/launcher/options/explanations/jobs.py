@@ -92,7 +92,7 @@ EXPLANATIONS_OF_JOBS = (
         "agent-lost",
         "The launcher lost its agent on a host",
         _LAUNCHER,
-        ("the agent that holds the ranks of host", "the agent that held the ranks of host"),
+        ("the agent that holds the ranks of", "the agent that held the ranks of"),
         "horovodrun starts one agent on each host; the agent starts and ends the ranks there. This agent was killed "
         "or stopped, or does not answer, so the job was ended.",
         (
@@ -106,7 +106,7 @@ EXPLANATIONS_OF_JOBS = (
         _LAUNCHER,
         (
             "not ready; nothing was started",
-            "is not ready; it gets no workers",
+            "not ready; it gets no workers",
             "cannot be reached by",
             "has no Python at",
             "cannot import horovod",

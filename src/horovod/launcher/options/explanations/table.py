@@ -7,15 +7,10 @@ elastic.py.
 
 from __future__ import annotations
 
-import textwrap
-
 from horovod.launcher.options.explanations.elastic import EXPLANATIONS_OF_ELASTIC
 from horovod.launcher.options.explanations.jobs import EXPLANATIONS_OF_JOBS, Explanation
 
-__all__ = ["EXPLANATIONS", "Explanation", "explain", "list_of_codes"]
-
-_WIDTH = 100
-
+__all__ = ["EXPLANATIONS", "Explanation"]
 
 _START = "StartError (a ValueError), from hvd.init()"
 
@@ -76,8 +71,9 @@ EXPLANATIONS = (
         "Some ranks did not reach hvd.init() in time",
         _START,
         (" in init for", "in MPI_Init, which returns when", "not called init", "though all ... ranks have called init"),
-        "init() returns when all ranks have called it. Some did not within the start timeout: they failed earlier, "
-        "hang, or still import modules and load data.",
+        "init() returns when all ranks have called it and can reach each other. Some did not call it within the start "
+        "timeout: they failed earlier, hang, or still import modules and load data. Or all have called it, and a "
+        "firewall drops what they send to the other hosts.",
         (
             "Look at the output of the missing ranks; `--output-filename DIR` keeps it in a file for each rank.",
             "Call hvd.init() on every rank, before slow work such as loading data.",
@@ -293,7 +289,8 @@ EXPLANATIONS = (
         "would be a member of fails until all ranks have called hvd.join().",
         (
             "Until all ranks have called hvd.join(), call only allreduce.",
-            "Call broadcasts and gathers before hvd.join(), or after it on all ranks (docs/uneven-data.md).",
+            "Call broadcasts and gathers before hvd.join(), or after it on all ranks (`horovodrun --explain "
+            "uneven-data`).",
         ),
     ),
     Explanation(
@@ -308,7 +305,7 @@ EXPLANATIONS = (
         (
             "Read the stack of the missing rank: it shows what that rank does instead.",
             "Look for a branch on hvd.rank(): a collective inside `if hvd.rank() == 0:` is never called by the others.",
-            "If ranks have different numbers of batches, see docs/uneven-data.md.",
+            "If ranks have different numbers of batches, see `horovodrun --explain uneven-data`.",
             "If a rank is slow for a good reason, raise HOROVOD_STALL_CHECK_TIME_SECONDS. To end such jobs, set "
             "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS.",
         ),
@@ -365,7 +362,7 @@ EXPLANATIONS = (
             "If the message says `state D`, the process waits in the kernel, most likely for a disk or a network file "
             "system.",
             "If you stop a rank on purpose by SIGSTOP, set HOROVOD_FROZEN_TIMEOUT_SECONDS=0; for a debugger see "
-            "docs/debug.md. HOROVOD_LOST_TIMEOUT_SECONDS limits how long another host may be silent.",
+            "`horovodrun --explain debug`. HOROVOD_LOST_TIMEOUT_SECONDS limits how long another host may be silent.",
         ),
     ),
     Explanation(
@@ -393,7 +390,8 @@ EXPLANATIONS = (
         (
             "Check that all ranks make the same number of steps: leave out the rows that do not divide evenly among "
             "the ranks, or give Keras' fit the same steps_per_epoch on all ranks.",
-            "PyTorch, TensorFlow, JAX and MXNet can also train on uneven data, by hvd.join() (docs/uneven-data.md).",
+            "PyTorch, TensorFlow, JAX and MXNet can also train on uneven data, by hvd.join() (`horovodrun "
+            "--explain uneven-data`).",
             "Look for an early `return`, `break` or `sys.exit()` that only some ranks reach.",
             "Call hvd.shutdown() when all ranks have made their last call. At the end of a script it is not needed.",
         ),
@@ -435,7 +433,7 @@ EXPLANATIONS = (
         (
             "Gather less at once, or on fewer ranks (process sets).",
             "Give the job more memory, or place fewer ranks on this host.",
-            "On a GPU, limit the memory pool of the framework (docs/gpu.md).",
+            "On a GPU, limit the memory pool of the framework (`horovodrun --explain gpu`).",
         ),
     ),
     Explanation(
@@ -447,7 +445,8 @@ EXPLANATIONS = (
         "names it and the reason.",
         (
             "Check the path or the limit that the message names.",
-            "If it names NCCL or CUDA: docs/gpu.md says what is needed, and what to do about each message.",
+            "If it names NCCL or CUDA: `horovodrun --explain gpu` says what is needed, and what to do about each "
+            "message.",
         ),
     ),
     Explanation(
@@ -475,26 +474,3 @@ EXPLANATIONS = (
     *EXPLANATIONS_OF_JOBS,
     *EXPLANATIONS_OF_ELASTIC,
 )
-
-_BY_CODE = {one.code: one for one in EXPLANATIONS}
-
-
-def explain(code: str) -> str:
-    """The story behind a code, for a terminal. Raises KeyError for a code that does not exist."""
-    one = _BY_CODE[code]
-    lines = [f"{one.code}: {one.title}", "", f"You get: {one.comes_as}", ""]
-    lines += ["You read, among other words:", *(f"    {message}" for message in one.messages), ""]
-    lines += ["Why", *_indented(one.why, ""), "", "What to do"]
-    for action in one.actions:
-        lines += _indented(action, "- ")
-    return "\n".join(lines)
-
-
-def list_of_codes() -> str:
-    """All codes with their titles, for a terminal."""
-    width = max(len(one.code) for one in EXPLANATIONS)
-    return "\n".join(f"{one.code:{width}}  {one.title}" for one in EXPLANATIONS)
-
-
-def _indented(text: str, mark: str) -> list[str]:
-    return textwrap.wrap(text, _WIDTH, initial_indent=f"    {mark}", subsequent_indent="    " + " " * len(mark))
