@@ -421,7 +421,6 @@ class _Start:
                 "on_gpus": self.settings.on_gpus,
                 "pretend_hosts": ",".join(map(str, self.settings.pretend_hosts)),
                 "profile": self.settings.profile or "none",
-                "finite_check": self.settings.finite_check,
                 **{name: getattr(self.settings, name) for name in TOLD_AS_THEY_ARE},
                 "process_sets": recorded(self.process_sets),
             },

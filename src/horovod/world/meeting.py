@@ -54,12 +54,12 @@ WHEREABOUTS: Fields = {**dict.fromkeys(("hostname", "machine"), _TEXT), "reached
 LEADER: Fields = {"rank": _NUMBER, "local_address": _TEXT_OR_NONE, "problem": _TEXT_OR_NONE}
 TOLD_AS_THEY_ARE = (  # by their keywords
     *("fusion_threshold_bytes", "host_group_size", "replica_check_steps", "replica_check_whole"),
-    *("dynamic_process_sets", "relays_above_hosts", "same_rows_check"),
+    *("dynamic_process_sets", "relays_above_hosts", "same_rows_check", "finite_check"),
 )
 SETTINGS: Fields = {
+    **dict.fromkeys(("size", *TOLD_AS_THEY_ARE), _NUMBER),
     **dict.fromkeys(("transport", "on_gpus", "pretend_hosts", "profile", "finite_check", "version"), _TEXT),
     "process_sets": _LIST,
-    **dict.fromkeys(("size", *TOLD_AS_THEY_ARE), _NUMBER),
 }
 PLACE: Fields = {
     **dict.fromkeys(("rank", "local_rank", "local_size", "port"), _NUMBER),
