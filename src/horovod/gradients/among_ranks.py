@@ -6,19 +6,48 @@ All messages are allreduces: a rank that has joined takes part in no other opera
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from horovod.core import context as contexts
+from horovod.core import native
 from horovod.core.arrays import collectives
+from horovod.core.calls import WAIT_SLICE_MS
+from horovod.core.exceptions import HorovodInternalError, NotInitializedError
 from horovod.core.native import SYNC, Sum
+from horovod.core.operations import Operation
 from horovod.core.process_sets import ProcessSet
 from horovod.settings import Settings
 
-__all__ = ["Steps", "listed", "of_all", "texts_of_all"]
+__all__ = ["ANSWER_TIMEOUT_S", "NoAnswerError", "Steps", "answer", "listed", "of_all", "texts_of_all"]
 
+ANSWER_TIMEOUT_S = 10.0
 _SHOWN_RANKS = 8
+Wait = Callable[[Operation], Any]
+
+
+class NoAnswerError(Exception):
+    """Another rank takes no part in an operation of a check."""
+
+
+def answer(operation: Operation, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
+    """Operation.wait for a check without which the job goes on: raises NoAnswerError whatever is wrong.
+
+    Not Operation.wait: that waits for ever, and has the engine look for a deadlock, which ends the job.
+    """
+    deadline, code = time.monotonic() + timeout_s, native.PENDING
+    context = operation.context
+    try:
+        while code == native.PENDING and time.monotonic() < deadline and context is contexts.current():
+            code = context.wait(context.argument, operation.handle, WAIT_SLICE_MS, native.scratch.status_argument)
+        if code == native.PENDING:
+            raise NoAnswerError
+        operation.wait()
+    except (HorovodInternalError, NotInitializedError) as error:
+        raise NoAnswerError from error
 
 
 class Steps:
@@ -55,21 +84,21 @@ class Steps:
         self._count += 1
 
 
-def of_all(values: Any, name: str, process_set: ProcessSet) -> np.ndarray[Any, Any]:
+def of_all(values: Any, name: str, process_set: ProcessSet, wait: Wait = Operation.wait) -> np.ndarray[Any, Any]:
     """The values of all ranks, in rows; zeros of one that has joined."""
     table = np.zeros((process_set.size() or 1, len(values)), getattr(values, "dtype", np.int64))
     table[process_set.rank() or 0] = values
-    collectives.allreduce(table, name, (Sum, None, 1.0, 1.0, process_set), True, SYNC).wait()
+    wait(collectives.allreduce(table, name, (Sum, None, 1.0, 1.0, process_set), True, SYNC))
     return table
 
 
-def texts_of_all(text: str, name: str, process_set: ProcessSet) -> list[str]:
+def texts_of_all(text: str, name: str, process_set: ProcessSet, wait: Wait = Operation.wait) -> list[str]:
     """The texts of all ranks; an empty one of a rank that has joined."""
     data = np.frombuffer(text.encode(), np.uint8)
-    lengths = of_all([len(data)], f"{name}.length", process_set)[:, 0]
+    lengths = of_all([len(data)], f"{name}.length", process_set, wait)[:, 0]
     padded = np.zeros(int(lengths.max()), np.uint8)
     padded[: len(data)] = data
-    rows = of_all(padded, name, process_set)
+    rows = of_all(padded, name, process_set, wait)
     return [rows[place, :length].tobytes().decode() for place, length in enumerate(lengths)]
 
 

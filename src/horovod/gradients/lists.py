@@ -28,7 +28,7 @@ from horovod.core.requests import check_adasum_ranks
 from horovod.core.tracebacks import warn
 from horovod.gradients.options import ReductionOptions, check_groups
 from horovod.gradients.recording import NO_ADASUM, recorder_of_list
-from horovod.gradients.step_check import Options, StepCheck, step_check
+from horovod.gradients.step_check import Options, StepCheck, given, step_check
 from horovod.gradients.watched import MOST_OPTIONS, Watched, watched
 
 __all__ = ["GradientList", "local_variables"]
@@ -135,7 +135,7 @@ class GradientList(abc.ABC):
         """The native shim that submits the gradients of compiled steps; None if it cannot look at them."""
         return None
 
-    def options_tensor(self, options: Sequence[tuple[str, Any]]) -> Any:
+    def options_tensor(self, values: Sequence[Any]) -> Any:
         """The values of options as a tensor of float32, in a step that is compiled."""
         raise NotImplementedError
 
@@ -178,7 +178,7 @@ class GradientList(abc.ABC):
         self._watch_double([results[index] for index in reduced], of)
         name = self.unique(self._name_of([results[index] for index in reduced]))
         own_name = self.list_name([results[index] for index in reduced])
-        check = self._seen(own_name, results, reduced, variables) if self.is_eager() else None
+        check = self._seen(own_name, results, reduced, variables) if reduced and self.is_eager() else None
         dense = [index for index in reduced if not self.is_sparse(results[index])]
         for index in set(reduced) - set(dense):
             results[index] = self.reduce_sparse(results[index], f"{name}.{index}")
@@ -218,14 +218,14 @@ class GradientList(abc.ABC):
         library = self.watching_library()
         if library is None:
             return
-        options = list(self.watched_options()) if self.watched_options is not None else []
-        options = options[:MOST_OPTIONS]
-        self.watch = watched(
-            library, name, self._label(), self.options.process_set, labels, [key for key, _ in options]
-        )
-        if self.watch is not None and options:
+        has_options = self.watched_options is not None
+        options = given(self.watched_options, self._label(), warn)[:MOST_OPTIONS]
+        names = [key for key, _ in options] if has_options else None
+        self.watch = watched(library, name, self._label(), self.options.process_set, labels, names)
+        if self.watch is not None and has_options:
+            # Of one shape, however many options there are: ranks that differ in this reduce as before.
             grouped[-1].append(len(sent))
-            sent.append(self.options_tensor(options))
+            sent.append(self.options_tensor([*(value for _, value in options), *[0.0] * (MOST_OPTIONS - len(options))]))
 
     def _recorded(self, gradients: list[Any], variables: Sequence[Any] | None) -> list[Any]:
         """The rank's own gradients, of a job that is profiled."""

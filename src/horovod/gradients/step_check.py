@@ -12,7 +12,8 @@ one something else, then some bit is set in both results.
 from __future__ import annotations
 
 import json
-import sys
+import logging
+import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -20,28 +21,30 @@ from typing import Any
 import numpy as np
 
 from horovod.core import context as contexts
-from horovod.core import native
 from horovod.core.arrays import collectives
-from horovod.core.exceptions import MismatchError
+from horovod.core.exceptions import HorovodInternalError, InvalidRequestError, MismatchError, NotInitializedError, named
 from horovod.core.native import BitOr
 from horovod.core.operations import Operation
 from horovod.core.process_sets import ProcessSet, speaks
 from horovod.core.tracebacks import warn
 from horovod.core.wording import quoted
-from horovod.gradients.among_ranks import Steps, listed, texts_of_all
+from horovod.gradients.among_ranks import ANSWER_TIMEOUT_S, NoAnswerError, Steps, answer, listed, texts_of_all
 
-__all__ = ["EACH_UNTIL", "EVERY", "Options", "StepCheck", "floats_of", "sampled", "step_check"]
+__all__ = ["EACH_UNTIL", "EVERY", "Options", "StepCheck", "floats_of", "given", "sampled", "step_check"]
 
 Options = Callable[[], Iterable[tuple[str, Any]]]
 
+_log = logging.getLogger("horovod")
+
 EACH_UNTIL, EVERY = 128, 32  # the steps whose options are compared
 _SAMPLED_STEPS = 8
-_LEAVE_TIMEOUT_MS, _RAISED_TIMEOUT_MS = 60_000, 2000
+_LEAVE_TIMEOUT_S = 2.0
 _SAMPLE = 16  # elements of a gradient
 # Successive gradients of one batch change smoothly, those of different batches do not: of independent numbers the
 # second differences are 3 times the first ones (by their squares).
 _ROUGH = 0.9
 _ALL = 0xFFFFFFFF
+_NOT_SENT = (HorovodInternalError, NotInitializedError, InvalidRequestError)  # the last: this rank has joined, say
 _PRESENT, _OPTIONS, _ROWS, _NOT_FINITE = 0, 1, 3, 5  # of the six words; a digest is followed by its complement
 
 _OF_OPTIONS = (
@@ -71,6 +74,15 @@ def floats_of(thing: Any) -> Iterator[tuple[str, float]]:
             yield name, value
 
 
+def given(options: Options | None, label: str, warn: Callable[[str], None]) -> list[tuple[str, Any]]:
+    """The options; none if an optimizer of the user cannot say its own: it trains as well without the check."""
+    try:
+        return [] if options is None else list(options())
+    except Exception as error:
+        warn(f"the options of {label} cannot be compared: {named(error)}")
+        return []
+
+
 class StepCheck:
     """The checks of one optimizer or tape.
 
@@ -93,6 +105,7 @@ class StepCheck:
         self._history: list[np.ndarray[Any, Any]] = []  # the samples of the steps so far, all equal on all ranks
         self._samples: list[tuple[str, Any]] = []
         self._odd: list[str] = []  # this rank's gradients that are not finite
+        self._is_off = False  # for the rest of the generation
         self.is_due = self.takes_samples = self.looks_for_nan = False
 
     def begin(self, number: int | None = None) -> bool:
@@ -103,15 +116,19 @@ class StepCheck:
         self.is_due = self.takes_samples = self.looks_for_nan = False
         self._samples, self._odd = [], []
         step = self._steps.begin()
-        step = step if step is None or number is None else number
         if step is None or self._steps.settings.profile:  # with profile, the ranks train apart
             return False
+        if number is not None:
+            step = number
+            self._is_off |= self._steps.is_after_join  # until which the ranks have counted apart
         settings = self._steps.settings
         if step == 0 and not self._steps.is_after_join:
-            self._operation, self._words = None, np.zeros(6, np.uint32)
+            self._operation, self._words, self._is_off = None, np.zeros(6, np.uint32), False
             self._has_told.clear()
             self._history.clear()
             self._watches_rows = settings.same_rows_check and not self._has_told_of_rows
+        if self._is_off:
+            return False
         self._step = step
         self.looks_for_nan = settings.finite_check != "off"
         self.takes_samples = self._watches_rows
@@ -124,68 +141,87 @@ class StepCheck:
 
         label: what texts call it, if not by its name, which is equal on all ranks.
         """
-        if self.takes_samples:
-            self._samples.append((name, sample()))
-        if self.looks_for_nan and not is_finite():
-            self._odd.append(label or name)
+        try:
+            if self.takes_samples:
+                self._samples.append((name, sample()))
+            if self.looks_for_nan and not is_finite():
+                self._odd.append(label or name)
+        except Exception as error:
+            self._samples.append((name, None))
+            if "failure" not in self._has_told:
+                self._has_told.add("failure")
+                self._warn(f"the gradient of {quoted(label or name)} cannot be looked at: {named(error)}")
 
     def end(self, options: Options | None) -> None:
         """The gradients of the step are reduced: sends what is due, and judges what was sent before.
 
-        Warns on one rank, or raises on all of them. Nothing is sent beside the gradients: if one of these fails, some
-        ranks may never come here. Nothing waits for the other ranks, unless there is something to tell, or the setting
-        asks for it. `options`: gives names and values, which must be equal on all ranks.
+        Warns on one rank, or raises on all of them, if the settings want an error. Nothing is sent beside the
+        gradients: if one of these fails, some ranks may never come here. Nothing waits for the other ranks, unless
+        there is something to tell, or the setting asks for it. `options`: gives names and values, which must be equal
+        on all ranks.
         """
         self._steps.end()
-        self._judge()
-        if not self.is_due:
-            return
-        words = self._words
-        words.fill(0)
+        try:
+            self._judge()
+            if self.is_due:
+                self._send(options)
+                if self.looks_for_nan or self._steps.settings.replica_check == "error":  # before gradients are used
+                    self._judge()
+        except NoAnswerError as no_answer:
+            self._turn_off(no_answer)
+
+    def complete(self) -> None:
+        """Waits for what was sent last, before this rank leaves. It asks no other rank any more."""
+        try:
+            self._judge(is_leaving=True)
+        except NoAnswerError as no_answer:
+            self._turn_off(no_answer)
+
+    def _turn_off(self, no_answer: NoAnswerError) -> None:
+        """The ranks count apart, as if one has left out a step; or the generation is over, as the script will see."""
+        self._is_off, self._operation = True, None
+        _log.info("%s: no more checks of its steps: %s", self._label, no_answer.__cause__ or "another rank is missing")
+
+    def _send(self, options: Options | None) -> None:
+        words = self._words = np.zeros(6, np.uint32)
         words[_PRESENT] = 1 << (self._process_set.rank() or 0) % 32
         spelled = ""
         if options is not None and self._steps.settings.replica_check_steps > 0:
-            spelled = json.dumps([[name, _value(value)] for name, value in options()])
+            pairs = given(options, self._label, self._warn)
+            spelled = json.dumps([[name, _value(value)] for name, value in pairs]) if pairs else ""
+        if spelled:
             self._put(_OPTIONS, zlib.crc32(spelled.encode()))
         if self.takes_samples:
             self._put_samples()
         words[_NOT_FINITE] = len(self._odd) > 0
-        before = _under_way.get((self._name, self._process_set))  # an optimizer that is not used any more
-        if before is not None:
+        before = _under_way.get((self._name, self._process_set))
+        if before is not None:  # of an optimizer that is not used any more
             before.complete()
         _under_way[self._name, self._process_set] = self
-        how = (BitOr, None, 1.0, 1.0, self._process_set)
         self._sent = self._step, spelled
-        self._operation = collectives.allreduce(words, self._name, how, True)
-        if self.looks_for_nan or self._steps.settings.replica_check == "error":  # before the gradients are used
-            self._judge()
+        try:
+            self._operation = collectives.allreduce(
+                words, self._name, (BitOr, None, 1.0, 1.0, self._process_set), in_place=True
+            )
+        except _NOT_SENT as error:
+            raise NoAnswerError from error
 
-    def complete(self) -> None:
-        """Judges what was sent last, unless the other ranks do not come, or the generation is over."""
-        operation = self._operation
-        if operation is None or operation.context is not contexts.current():
-            return
-        timeout_ms = _RAISED_TIMEOUT_MS if hasattr(sys, "last_value") else _LEAVE_TIMEOUT_MS
-        code = operation.context.wait(
-            operation.context.argument, operation.handle, timeout_ms, native.scratch.status_argument
-        )
-        if code == native.OK:
-            self._judge()
-        elif code != native.PENDING:
-            self._operation = None  # the generation is over
-
-    def _judge(self) -> None:
+    def _judge(self, is_leaving: bool = False) -> None:
         operation, self._operation = self._operation, None
         if operation is None:
             return
         if _under_way.get((self._name, self._process_set)) is self:
             del _under_way[self._name, self._process_set]
-        operation.wait()
+        answer(operation, _LEAVE_TIMEOUT_S if is_leaving else ANSWER_TIMEOUT_S)
         found = [int(word) for word in self._words]
-        if found[_NOT_FINITE] and "finite" not in self._has_told:
-            self._tell_of_nan()
-        if found[_OPTIONS] & found[_OPTIONS + 1] and "options" not in self._has_told:
-            self._tell_of_options()
+        news = [
+            *(["finite"] if found[_NOT_FINITE] else []),
+            *(["options"] if found[_OPTIONS] & found[_OPTIONS + 1] else []),
+        ]
+        for what in [what for what in news if what not in self._has_told]:
+            self._has_told.add(what)
+            if not is_leaving:
+                self._tell_of_nan() if what == "finite" else self._tell_of_options()
         if self._watches_rows:
             self._compare_rows(found)
 
@@ -204,22 +240,24 @@ class StepCheck:
             self._words[_ROWS : _ROWS + 2] = _ALL
 
     def _tell_of_options(self) -> None:
-        self._has_told.add("options")
         found = {rank: dict(pairs) for rank, pairs in self._of_all(self._sent[1] or "[]", "options").items()}
         names = list(dict.fromkeys(name for options in found.values() for name in options))
         for name in names:
+            values = [options.get(name) for options in found.values()]
+            if _are_alike(values):
+                continue
             ranks_of: dict[str, list[int]] = {}
-            for rank, options in found.items():
-                ranks_of.setdefault(options.get(name, "not there"), []).append(rank)
-            if len(ranks_of) > 1:
-                shown = ", ".join(f"{value} on {listed(ranks)}" for value, ranks in ranks_of.items())
-                self._tell(f"the ranks differ in {quoted(name)}: {shown}\n{_OF_OPTIONS}", "replica_check", list(found))
-                return
+            for rank, value in zip(found, values, strict=True):
+                ranks_of.setdefault("not there" if value is None else value, []).append(rank)
+            shown = ", ".join(f"{value} on {listed(ranks)}" for value, ranks in ranks_of.items())
+            self._tell(f"the ranks differ in {quoted(name)}: {shown}\n{_OF_OPTIONS}", "replica_check", list(found))
+            return
 
     def _tell_of_nan(self) -> None:
-        self._has_told.add("finite")
         found = self._of_all(json.dumps(self._odd), "finite")
-        rank = next(rank for rank, names in found.items() if names)
+        rank = next((rank for rank, names in found.items() if names), None)
+        if rank is None:  # it has joined since
+            return
         more = len(found[rank]) - 1
         others = [other for other, names in found.items() if names and other != rank]
         also = f"; {listed(others)} {'have' if len(others) > 1 else 'has'} such gradients, too" if others else ""
@@ -231,7 +269,10 @@ class StepCheck:
 
     def _of_all(self, text: str, what: str) -> dict[int, Any]:
         """The JSON of all ranks, read, by rank."""
-        texts = texts_of_all(text, f"{self._name}.{what}", self._process_set)
+        try:
+            texts = texts_of_all(text, f"{self._name}.{what}", self._process_set, answer)
+        except _NOT_SENT as error:
+            raise NoAnswerError from error
         return {rank: json.loads(text) for rank, text in zip(self._process_set.ranks or (), texts, strict=True) if text}
 
     def _tell(self, text: str, setting: str, present: list[int]) -> None:
@@ -289,8 +330,23 @@ def _as_floats(sample: Any) -> np.ndarray[Any, Any]:
 
 
 def _value(value: Any) -> str:
-    """As texts show it. Floats are rounded: their last bits may differ between machines, and between dtypes."""
-    return repr(float(f"{value:.7g}")) if isinstance(value, float) else repr(value)
+    """As texts show it: equal for 1 and 1.0, and for floats that differ in the last bits, as between machines."""
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_value, value))})"
+    if isinstance(value, float):
+        return repr(int(value)) if value.is_integer() and abs(value) < 1e6 else f"{value:.7g}"
+    return repr(value)
+
+
+def _are_alike(values: list[str | None]) -> bool:
+    """True if all are one, or are numbers that the rounding of _value has parted."""
+    if len(set(values)) == 1:
+        return True
+    try:
+        numbers = [float(value or "") for value in values]
+    except ValueError:
+        return False
+    return all(math.isclose(number, numbers[0], rel_tol=1e-6) for number in numbers)
 
 
 _checks: dict[tuple[str, ProcessSet], StepCheck] = {}

@@ -31,15 +31,20 @@ _DRAIN_TIMEOUT_S, _RAISED_TIMEOUT_S = 60.0, 2.0
 
 
 class Watched:
-    """A list of gradients of compiled steps. `options`: the names of what its last gradient holds, if there are any."""
+    """A list of gradients of compiled steps. `options`: the names of what its last gradient holds; None: it is one."""
 
     def __init__(
-        self, library: ctypes.CDLL, number: int, check: StepCheck, gradients: Sequence[str], options: Sequence[str]
+        self,
+        library: ctypes.CDLL,
+        number: int,
+        check: StepCheck,
+        gradients: Sequence[str],
+        options: Sequence[str] | None,
     ) -> None:
         self._library = library
         self.number = number
         self._gradients = list(gradients)
-        self._options = list(options)
+        self._options = options
         self._check = check
 
     def follow(self, request: str, places: Sequence[int]) -> None:
@@ -54,8 +59,8 @@ class Watched:
         for place, (label, row) in enumerate(zip(self._gradients, rows, strict=False)):
             samples = functools.partial(row.__getitem__, slice(2, 2 + int(row[1])))
             self._check.see(str(place), samples, functools.partial(bool, row[0]), label)
-        given = [(name, float(f"{value:.7g}")) for name, value in zip(self._options, rows[-1, 2:], strict=False)]
-        self._check.end(lambda: given)
+        options = self._options
+        self._check.end(None if options is None else lambda: zip(options, map(float, rows[-1, 2:]), strict=False))
 
 
 def follow(number: int, request: str, places: Sequence[int]) -> None:
@@ -73,7 +78,7 @@ def watched(
     label: str,
     process_set: ProcessSet,
     gradients: Sequence[str],
-    options: Sequence[str],
+    options: Sequence[str] | None,
 ) -> Watched | None:
     """The watch of the list of this name; None if the settings want none. `library`: the shim's, which submits."""
     settings = Settings.from_environment()
@@ -85,7 +90,7 @@ def watched(
         _listen(library)
         number = len(_by_number)
         every = 1 if looks_at_all else EVERY
-        library.hvd_watch_list(number, len(gradients) + bool(options), EACH_UNTIL, every, int(looks_at_all))
+        library.hvd_watch_list(number, len(gradients) + (options is not None), EACH_UNTIL, every, int(looks_at_all))
         check = StepCheck(f"compiled.{name}", label, process_set, _warn)
         _lists[key] = Watched(library, number, check, gradients, options)
         _by_number.append(_lists[key])

@@ -79,8 +79,8 @@ class JaxGradients(GradientList):
     def watching_library(self) -> Any:
         return native.library()
 
-    def options_tensor(self, options: Sequence[tuple[str, Any]]) -> Any:
-        return jnp.stack([jnp.asarray(value, jnp.float32).reshape(()) for _, value in options])
+    def options_tensor(self, values: Sequence[Any]) -> Any:
+        return jnp.stack([jnp.asarray(value, jnp.float32).reshape(()) for value in values])
 
     def device(self) -> str:
         return "cpu" if jax.default_backend() == "cpu" else "gpu"

@@ -191,7 +191,6 @@ def _register() -> None:
     ffi.register_ffi_target(TARGET, ffi.pycapsule(library.hvd_jax_collective), platform="cpu")
     ffi.register_ffi_target(TARGET, ffi.pycapsule(library.hvd_jax_collective_on_gpu), platform="CUDA")
     contexts.watch(_attach)
-    contexts.before_leaving.append(finish)
 
 
 _register()

@@ -6,6 +6,7 @@ MXNet's engine averages a gradient when it is computed, and updates the weight a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import mxnet as mx
@@ -87,11 +88,11 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         several = isinstance(index, (list, tuple))
         indices, gradients = (index, gradient) if several else ([index], [gradient])
         names = [f"gradient.{each}" for each in indices]
-        check = self._step_check(names)
+        check = self._step_check(names, gradients)
         see(check, names, gradients)
         average(self._options, names, gradients)
 
-    def _step_check(self, names: list[str]) -> StepCheck:
+    def _step_check(self, names: list[str], gradients: Sequence[Any]) -> StepCheck:
         """The check, whose next step begins when a gradient comes again."""
         if "_check" not in self.__dict__:  # nor is it after a copy
             label = "DistributedOptimizer"
@@ -99,6 +100,8 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         check, given = self.__dict__["_check"], self.__dict__["_given"]
         begins_again = not given.isdisjoint(names)
         if begins_again:
+            if check.is_due:
+                gradients[0].wait_to_read()  # the last step's are reduced, so the others have ended the one before
             check.end(lambda: self.__dict__["_used"])
             given.clear()
         if not given and check.begin():

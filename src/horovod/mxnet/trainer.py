@@ -147,7 +147,10 @@ class DistributedTrainer(mx.gluon.Trainer):
         trained = self._hvd_trained()
         names = [f"{self._hvd_prefix}gradient.{self._hvd_places[id(parameter)]}" for parameter in trained]
         gradients = [parameter.list_grad()[0] for parameter in trained]
-        self._hvd_step_check.begin()
+        is_due = bool(names) and self._hvd_step_check.begin()
         see(self._hvd_step_check, names, gradients)
         average(self._hvd_options, names, gradients)
-        self._hvd_step_check.end(lambda: options_of(self._optimizer))
+        if is_due:
+            gradients[-1].wait_to_read()  # so the others have begun this step, and ended the one before
+        if names:
+            self._hvd_step_check.end(lambda: options_of(self._optimizer))

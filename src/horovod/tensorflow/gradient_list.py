@@ -27,13 +27,12 @@ from horovod.core.process_sets import ProcessSet, number_of, speaks
 from horovod.core.tracebacks import warn
 from horovod.gradients.lists import GradientList
 from horovod.gradients.step_check import sampled
-from horovod.gradients.watched import watched
 from horovod.tensorflow import autograd, ops, xla
 from horovod.tensorflow.rank_ops import size_op
 from horovod.tensorflow.shim import library, operations
 from horovod.tensorflow.tensors import as_pairs, check_op, plain_variable, reduction_attributes, unique_name
 
-__all__ = ["TensorFlowGradients", "key_of", "members_of"]
+__all__ = ["TensorFlowGradients", "members_of"]
 
 _steps = itertools.count(1)
 
@@ -47,12 +46,6 @@ def members_of(process_set: ProcessSet) -> Any:
     return size_op(number_of(process_set))
 
 
-def key_of(variable: Any) -> Any:
-    """The identity of a variable, as a dictionary's key."""
-    plain = plain_variable(variable)
-    return plain.ref() if hasattr(plain, "ref") else id(plain)
-
-
 def _elements(gradient: Any) -> Any:
     """All of a dense tensor, those of a sparse one that are there."""
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
@@ -62,7 +55,8 @@ class TensorFlowGradients(GradientList):
     """See gradients/lists.py."""
 
     def key_of(self, variable: Any) -> Any:
-        return key_of(variable)
+        plain = plain_variable(variable)
+        return plain.ref() if hasattr(plain, "ref") else id(plain)
 
     def is_sparse(self, gradient: Any) -> bool:
         return isinstance(gradient, tf.IndexedSlices) and not xla.is_compiling()
@@ -124,20 +118,8 @@ class TensorFlowGradients(GradientList):
     def watching_library(self) -> Any:
         return library()
 
-    def options_tensor(self, options: Sequence[tuple[str, Any]]) -> Any:
-        return tf.stack([tf.cast(value, tf.float32) for _, value in options])
-
-    def comparing(self, options: Sequence[tuple[str, Any]]) -> list[Any]:
-        """Nodes of a graph that compare these options: for values that are fed, on which gradients must not depend."""
-        name = f"{self.name}.options"
-        labels = [key for key, _ in options]
-        watch = watched(self.watching_library(), name, self.name, self.options.process_set, [], labels)
-        if not self.is_active or watch is None:
-            return []
-        tensors = [self.options_tensor(options)]
-        request = f"allreduce.{self.unique(name)}"
-        watch.follow(request, [0])
-        return autograd.allreduced(tensors, request, reduction_attributes(self.options.how, tensors, ALLREDUCE))
+    def options_tensor(self, values: Sequence[Any]) -> Any:
+        return tf.stack([tf.cast(value, tf.float32) for value in values])
 
     def unique(self, name: str) -> str:
         return name if tf.executing_eagerly() else unique_name(name)

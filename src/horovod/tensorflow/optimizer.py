@@ -20,7 +20,7 @@ from horovod.tensorflow.adasum_optimizer import Moves
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from horovod.tensorflow.gradient_list import TensorFlowGradients
-from horovod.tensorflow.reduced import is_reduced, mark_reduced, nodes_before
+from horovod.tensorflow.reduced import is_reduced, mark_reduced
 
 __all__ = ["DistributedOptimizer"]
 
@@ -39,7 +39,7 @@ class _DistributedV1Optimizer(_LegacyOptimizer):
         super().__init__(name=options.name or f"Distributed{type(optimizer).__name__}", use_locking=use_locking)
         self._optimizer = optimizer
         self._reduction = reduction
-        reduction.watched_options = lambda: _options_of(optimizer, fed=False)
+        reduction.watched_options = lambda: _options_of(optimizer)
         self._moves = Moves(reduction) if options.is_adasum else None
         self._helper: LocalGradientAggregationHelper | None = None
         if options.backward_passes_per_step > 1:
@@ -81,12 +81,8 @@ class _DistributedV1Optimizer(_LegacyOptimizer):
         if moves is not None:
             moves.prepare(trained)
 
-        fed = [] if tf.executing_eagerly() or moves or helper else list(_options_of(self._optimizer, fed=True))
-        compared = self._reduction.comparing(fed) if fed else []
-
         def update(name: str | None = None) -> Any:
-            with tf.control_dependencies(compared):
-                return self._optimizer.apply_gradients(pairs, global_step=global_step, name=name)
+            return self._optimizer.apply_gradients(pairs, global_step=global_step, name=name)
 
         def step(name: str | None = None) -> Any:
             return update(name) if moves is None else moves.combined(trained, update)
@@ -133,17 +129,17 @@ class _DistributedV1Optimizer(_LegacyOptimizer):
         return self._optimizer.variables(*args, **kwargs)
 
 
-def _options_of(optimizer: Any, fed: bool) -> Iterator[tuple[str, Any]]:
-    """The learning rate: a number, or in a graph perhaps a tensor. `fed`: whether that depends on a placeholder."""
-    for name in ("_learning_rate", "_lr"):
-        rate = getattr(optimizer, name, None)
-        rate = rate() if callable(rate) else rate
-        if rate is None:
-            continue
-        if tf.executing_eagerly():
-            yield "learning_rate", float(rate)
-        elif fed == any(node.type == "Placeholder" for node in nodes_before(rate)):
-            yield "learning_rate", rate
+def _options_of(optimizer: Any) -> Iterator[tuple[str, Any]]:
+    """The learning rate: a number, or in a graph perhaps a variable.
+
+    Not a graph's tensor: it may need a value that is fed, and gradients are to be had without.
+    """
+    rate = getattr(optimizer, "_learning_rate", getattr(optimizer, "_lr", None))
+    rate = rate() if callable(rate) else rate
+    if tf.executing_eagerly() and rate is not None:
+        yield "learning_rate", float(rate)
+    elif rate is not None and not isinstance(rate, tf.Tensor):
+        yield "learning_rate", rate
 
 
 def _not_computed(name: str | None, option: str) -> str:

@@ -7,12 +7,12 @@ A gradient is, if it was computed from one that a tape or an optimizer has reduc
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["is_reduced", "mark_reduced", "nodes_before"]
+__all__ = ["is_reduced", "mark_reduced"]
 
 
 _reduced: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()  # names of tensors, by graph
@@ -48,18 +48,6 @@ def is_reduced(gradient: Any) -> bool:
         if tensor.op.type == "Placeholder":
             waiting += [outer for outer, inner in getattr(graph, "captures", ()) if inner is tensor]
     return False
-
-
-def nodes_before(value: Any) -> Iterator[Any]:
-    """The nodes that a tensor of a graph is computed by; none if it is a number or a variable."""
-    waiting = [value.op] if isinstance(value, tf.Tensor) and hasattr(value, "graph") else []
-    seen = set()
-    while waiting:
-        node = waiting.pop()
-        if node not in seen:
-            seen.add(node)
-            yield node
-            waiting += [tensor.op for tensor in node.inputs]
 
 
 def _tensor(gradient: Any) -> Any:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -15,9 +14,8 @@ from horovod.core.native import Average
 from horovod.core.process_sets import ProcessSet, global_process_set
 from horovod.gradients.lists import local_variables
 from horovod.gradients.options import ReductionOptions
-from horovod.tensorflow.applied import note_optimizers, optimizer_of
 from horovod.tensorflow.compression import Compression
-from horovod.tensorflow.gradient_list import TensorFlowGradients, key_of
+from horovod.tensorflow.gradient_list import TensorFlowGradients
 from horovod.tensorflow.reduced import mark_reduced
 
 __all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
@@ -48,10 +46,8 @@ class _DistributedGradientTape(tf.GradientTape):
         if not isinstance(use_generic_names, bool):
             unconnected_gradients = use_generic_names
         gradients = super().gradient(target, sources, output_gradients, unconnected_gradients)
-        flat, variables = tf.nest.flatten(gradients), tf.nest.flatten(sources)
-        optimizer = optimizer_of(variables, key_of, not tf.executing_eagerly())
-        self._reduction.watched_options = None if optimizer is None else lambda: options_of(optimizer)
-        reduced = self._reduction(flat, variables)
+        flat = tf.nest.flatten(gradients)
+        reduced = self._reduction(flat, tf.nest.flatten(sources))
         mark_reduced(reduced)
         return tf.nest.pack_sequence_as(gradients, reduced)
 
@@ -74,13 +70,6 @@ class _DistributedGradientTape(tf.GradientTape):
         pairs = list(zip(tf.nest.flatten(sources), gradients, strict=True))
         local = [pair for pair in pairs if self._reduction.is_local(pair[0])]
         return local, [pair for pair in pairs if not self._reduction.is_local(pair[0])]
-
-
-def options_of(optimizer: Any) -> Iterator[tuple[str, Any]]:
-    """The options of a Keras optimizer."""
-    from horovod.keras.replicas import options_of as of_keras  # Keras is there, as the optimizer is one of its own
-
-    return of_keras(optimizer)
 
 
 def DistributedGradientTape(  # noqa: N802
@@ -112,7 +101,6 @@ def _distributed(gradtape: tf.GradientTape, options: ReductionOptions) -> Any:
         raise TypeError(f"DistributedGradientTape: expected a tf.GradientTape, got {type(gradtape).__name__}")
     if isinstance(gradtape, _DistributedGradientTape):
         raise InvalidRequestError("DistributedGradientTape: this tape is distributed already")
-    note_optimizers(key_of)
     own: Any = type(gradtape)
     tape = _sharing_state(gradtape, _distributed_class(own))
     tape._reduction = TensorFlowGradients(options, "DistributedGradientTape", is_applied=False)

@@ -71,7 +71,8 @@ class AdasumOptimizer(Wrapped):
         self._hvd_check.begin()
         with torch.no_grad():
             self._hvd_combine(trained, starts)
-        self._hvd_check.end(lambda: options_of(self))
+        if trained:
+            self._hvd_check.end(lambda: options_of(self))
         return result
 
     @torch.no_grad()

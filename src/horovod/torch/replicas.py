@@ -52,6 +52,8 @@ def options_of(optimizer: Any) -> Iterator[tuple[str, Any]]:
     for index, group in enumerate(optimizer.param_groups):
         for key, value in group.items():
             if isinstance(value, Tensor) and value.numel() == 1:
+                if value.is_cuda and torch.cuda.is_current_stream_capturing():
+                    continue
                 value = value.item()
             if key != "params" and isinstance(value, (bool, int, float, tuple)):
                 yield f"{key} of group {index}", value

@@ -53,7 +53,7 @@ def old_eager(same: bool) -> None:
 
 
 def old_graph(same: bool, is_fed: bool) -> None:
-    """is_fed: the learning rate is a placeholder; else a variable."""
+    """is_fed: the learning rate is a placeholder, which is not compared; else a variable."""
     with tf.Graph().as_default():
         inputs, targets = v1.placeholder(tf.float32, [8, 4]), v1.placeholder(tf.float32, [8, 1])
         given = v1.placeholder(tf.float32, [])
@@ -96,9 +96,10 @@ def test_options_and_rows_are_compared(world: World, way: str) -> None:
 
     first, second = world.run(run)
     rates = "the ranks differ in `learning_rate`: 0.0625 on rank 0, 0.03125 on rank 1"
-    assert [text.split(", ", 2)[-1] for text in first[0]] == [rates, "same rows"]
-    assert [text.split(", ", 2)[-1] for text in first[1]] == [rates]
-    assert first[1][0].split(",")[0] == str(CHANGES_AT + 1)
+    told = [rates] if way in ("old eager", "old graph") else []  # a tape does not know the optimizer
+    assert [text.split(", ", 2)[-1] for text in first[0]] == [*told, "same rows"]
+    assert [text.split(", ", 2)[-1] for text in first[1]] == told
+    assert all(text.split(",")[0] == str(CHANGES_AT + 1) for text in first[1])
     assert second == [[], []]
 
 
