@@ -100,7 +100,7 @@ class StepCheck:
         self._words = np.zeros(6, np.uint32)
         self._operation: Operation | None = None
         self._sent = (0, "")  # the step, and its options
-        self._has_told: set[str] = set()  # in this generation
+        self._has_told: set[str] = set()  # in this generation, since the last join
         self._watches_rows = self._has_told_of_rows = False
         self._history: list[np.ndarray[Any, Any]] = []  # the samples of the steps so far, all equal on all ranks
         self._samples: list[tuple[str, Any]] = []
@@ -122,9 +122,10 @@ class StepCheck:
             step = number
             self._is_off |= self._steps.is_after_join  # until which the ranks have counted apart
         settings = self._steps.settings
-        if step == 0 and not self._steps.is_after_join:
-            self._operation, self._words, self._is_off = None, np.zeros(6, np.uint32), False
+        if step == 0:
             self._has_told.clear()
+        if step == 0 and not self._steps.is_after_join:
+            self._operation, self._is_off = None, False
             self._history.clear()
             self._watches_rows = settings.same_rows_check and not self._has_told_of_rows
         if self._is_off:
