@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -11,16 +12,18 @@ import pytest
 from support.world import WorldPool
 
 from horovod.core.exceptions import MismatchError
+from horovod.gradients import step_check
 
 torch = pytest.importorskip("torch", reason="not run: torch is not installed")
 
 import horovod.torch as hvd
 
 SHM = {"HOROVOD_TRANSPORT": "shm"}
-STEPS = 12
+STEPS = 16
 
 
 def said(work: Callable[[], Any]) -> list[str]:
+    torch.manual_seed(1)  # the start values
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         work()
@@ -52,7 +55,6 @@ def test_an_option_that_one_rank_changes_is_named_once_with_all_values(worlds: W
     def run() -> list[str]:
         hvd.init()
         kind, change, _ = CHANGES[option]
-        torch.manual_seed(hvd.rank())
         net = torch.nn.Linear(4, 1)
         optimizer = wrapped(net, kind, lr=0.1)
 
@@ -61,7 +63,7 @@ def test_an_option_that_one_rank_changes_is_named_once_with_all_values(worlds: W
                 if step == 140 and hvd.rank() == 1:
                     change(optimizer.param_groups[0])
                 optimizer.zero_grad()
-                net(torch.randn(2, 4)).sum().backward()
+                net(of_rank(step)).sum().backward()
                 optimizer.step()
 
         return said(train)
@@ -145,7 +147,7 @@ SAME: dict[str, Callable[[], None]] = {
 }
 
 
-def _adam() -> None:
+def _adam(rows: Callable[[int], Any] = rows) -> None:
     net = torch.nn.Sequential(torch.nn.Linear(4, 30), torch.nn.ReLU(), torch.nn.Linear(30, 3))
     optimizer = wrapped(net, torch.optim.Adam)
     for step in range(STEPS):
@@ -162,7 +164,7 @@ def test_ranks_that_train_on_the_same_rows_are_told_once(worlds: WorldPool) -> N
     first, second = worlds(2, SHM).run(run)
     for name, texts in first.items():
         assert len(texts) == 1, (name, texts)
-        assert texts[0].startswith("in each of the first 8 steps of the optimizer that updates `"), name
+        assert texts[0].startswith("in each of the first 12 steps of the optimizer that updates `"), name
         assert texts[0].endswith("they seem to train on the same rows, and so to do the same work"), name
     assert not any(second.values())
 
@@ -187,17 +189,73 @@ def _joining() -> None:
             optimizer.step()
 
 
+def _accumulating() -> None:
+    net = linear()
+    hvd.broadcast_parameters(net.state_dict(), 0)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), 0.05), backward_passes_per_step=2)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for part in range(2):
+            net(of_rank(2 * step + part)).pow(2).mean().backward()
+        optimizer.step()
+
+
+def _scaled() -> None:
+    """As GradScaler begins: one batch whose scaled gradients overflow until the scale is small enough."""
+    net = linear()
+    optimizer = wrapped(net, lr=0.05)
+    scale = 2.0**130
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        ((net(rows(0)).pow(2).mean() + 1).double() * scale).float().backward()
+        scale /= 4
+        if all(parameter.grad.isfinite().all() for parameter in net.parameters()):
+            optimizer.step()
+
+
+def _adversaries() -> None:
+    generator, judge = linear(), torch.nn.Linear(1, 1)
+    optimizers = [wrapped(generator, lr=0.05), wrapped(judge, lr=0.01)]
+    for step in range(STEPS):
+        for optimizer, sign in zip(optimizers, (1, -1), strict=True):
+            for one in optimizers:
+                one.zero_grad()
+            (sign * judge(generator(of_rank(step))).mean()).backward()
+            optimizer.step()
+
+
+def _warming() -> None:
+    """Equal options, but for their type and the way in which they are computed."""
+    net = linear()
+    is_odd = hvd.rank() % 2
+    lr, betas = (0.1 * 3, (0.9, 0.1 * 3)) if is_odd else (0.3, (0.9, 0.3))
+    optimizer = wrapped(net, torch.optim.Adam, lr=lr, betas=betas, weight_decay=0.0 if is_odd else 0)
+    for step in range(STEPS):
+        optimizer.param_groups[0]["lr"] = lr * (step + 1) / STEPS if is_odd else lr / STEPS * (step + 1)
+        optimizer.param_groups[0]["rounded"] = 1.00000005 + 1e-12 * (1 if is_odd else -1)
+        optimizer.zero_grad()
+        net(of_rank(step)).pow(2).mean().backward()
+        optimizer.step()
+
+
 QUIET: dict[str, Callable[[], None]] = {
+    "other rows, frozen": lambda: train(frozen(), of_rank),
+    "accumulated": _accumulating,
+    "scaled": _scaled,
+    "two optimizers": _adversaries,
+    "equal options": _warming,
     "other rows": lambda: train(linear(), of_rank),
     "other rows, sparse": lambda: train(Words(), of_rank),
     "other rows, unused": lambda: train(Unused(), of_rank),
     "one rank has others": lambda: train(linear(), _on_some),
     "one batch": lambda: train(linear(), lambda step: rows(0)),
     "one batch, fast": lambda: train(linear(), lambda step: rows(0), lr=0.2),
+    "one batch, too fast": lambda: train(linear(), lambda step: rows(0), lr=0.4),
+    "one batch, adam": lambda: _adam(lambda step: rows(0)),
     "zero gradients": lambda: train(linear(), rows, loss=lambda net, batch: (net(batch) * 0).sum()),
     "constant gradients": lambda: train(linear(), lambda step: torch.ones(2, 4), loss=lambda net, x: net(x).sum()),
     "not finite": lambda: train(linear(), rows, loss=lambda net, batch: (net(batch) / 0).sum()),
-    "few steps": lambda: train(linear(), rows, steps=7),
+    "few steps": lambda: train(linear(), rows, steps=11),
     "joining": _joining,
 }
 
@@ -215,6 +273,7 @@ def test_nothing_is_said_of_rows_that_differ_or_show_nothing(worlds: WorldPool, 
 def test_same_rows_are_told_again_after_a_new_start_only_if_they_were_not_before(worlds: WorldPool) -> None:
     def run() -> list[int]:
         hvd.init()
+        torch.manual_seed(1)
         net = linear()
         optimizer = wrapped(net, lr=0.05)
 
@@ -238,8 +297,9 @@ def test_same_rows_are_told_again_after_a_new_start_only_if_they_were_not_before
 def test_each_check_is_switched_off_by_itself(worlds: WorldPool, switch: str) -> None:
     def run() -> list[str]:
         hvd.init()
+        torch.manual_seed(1)
         net = linear()
-        optimizer = wrapped(net, lr=0.1)
+        optimizer = wrapped(net, lr=0.05)
 
         def work() -> None:
             for step in range(STEPS):
@@ -282,3 +342,53 @@ def test_the_first_gradient_that_is_not_finite_is_named(worlds: WorldPool) -> No
     assert seen[0] in [[text.format(name)] for name in names] and seen[1:] == [[], []]
     for texts in worlds(3, {**SHM, "HOROVOD_FINITE_CHECK": "error"}).run(run, True):
         assert texts in [[text.format(name)] for name in names]
+
+
+def test_a_rank_that_counts_steps_apart_turns_the_check_off_and_trains_on(worlds: WorldPool) -> None:
+    def run() -> list[str]:
+        hvd.init()
+        step_check.ANSWER_TIMEOUT_S = 0.1
+        net = linear()
+        hvd.broadcast_parameters(net.state_dict(), 0)
+
+        def work() -> None:
+            optimizer = None
+            for step in range(30):
+                if step == 0 or (step == 20 and hvd.rank() == 1):  # whose check begins again
+                    optimizer = None
+                    gc.collect()
+                    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), 0.05))
+                optimizer.zero_grad()
+                net(of_rank(step)).pow(2).mean().backward()
+                optimizer.step()
+
+        texts = said(work)
+        assert hvd.allreduce(torch.ones(1), op=hvd.Sum) == 2
+        return texts
+
+    assert worlds(2, {**SHM, "HOROVOD_REPLICA_CHECK_STEPS": "0"}).run(run) == [[], []]
+
+
+def test_a_rank_that_joins_is_not_asked_for_its_options(worlds: WorldPool) -> None:
+    def run() -> list[str]:
+        hvd.init()
+        net = linear()
+        optimizer = wrapped(net, lr=0.1)
+
+        def some(steps: int) -> None:
+            for step in range(steps):
+                optimizer.param_groups[0]["lr"] = 0.05 if hvd.rank() == 1 and step == 5 else 0.1
+                optimizer.zero_grad()
+                net(of_rank(step)).pow(2).mean().backward()
+                optimizer.step()
+
+        def work() -> None:
+            with hvd.uneven_data():
+                some(12 if hvd.rank() == 0 else 6)
+            hvd.broadcast_parameters(net.state_dict(), 0)
+            some(12)
+
+        return said(work)
+
+    differ = "in step 6 of the optimizer that updates `bias`, the ranks differ in `lr of group 0`: 0.1 on rank 0, 0.05 "
+    assert worlds(2, SHM).run(run) == [[f"{differ}on rank 1"], []]

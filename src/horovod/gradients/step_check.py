@@ -37,12 +37,13 @@ Options = Callable[[], Iterable[tuple[str, Any]]]
 _log = logging.getLogger("horovod")
 
 EACH_UNTIL, EVERY = 128, 32  # the steps whose options are compared
-_SAMPLED_STEPS = 8
+_SAMPLED_STEPS = 12
 _LEAVE_TIMEOUT_S = 2.0
 _SAMPLE = 16  # elements of a gradient
-# Successive gradients of one batch change smoothly, those of different batches do not: of independent numbers the
-# second differences are 3 times the first ones (by their squares).
-_ROUGH = 0.9
+# Gradients of one batch change smoothly from step to step, or from step to next but one if the learning rate is so high
+# that they swing; those of different batches do not: of independent numbers the second differences are 3 times the first
+# ones (by their squares). Less in a few steps.
+_ROUGH = 1.2
 _ALL = 0xFFFFFFFF
 _NOT_SENT = (HorovodInternalError, NotInitializedError, InvalidRequestError)  # the last: this rank has joined, say
 _PRESENT, _OPTIONS, _ROWS, _NOT_FINITE = 0, 1, 3, 5  # of the six words; a digest is followed by its complement
@@ -314,15 +315,18 @@ contexts.before_leaving.append(complete_all)
 def _roughness(history: list[np.ndarray[Any, Any]]) -> float:
     """The second differences of a series, in relation to the first ones; the median of all elements that change.
 
-    0 if the series are of different lengths, or nothing changes.
+    Of successive steps, or of every other one: the smaller. 0 if the series are of different lengths, or nothing
+    changes.
     """
     if len({len(sample) for sample in history}) > 1:
         return 0.0
     series = np.stack(history).astype(np.float64)
-    first = (np.diff(series, axis=0) ** 2).sum(axis=0)
-    second = (np.diff(series, n=2, axis=0) ** 2).sum(axis=0)
-    changes = first > 0
-    return float(np.median(second[changes] / first[changes])) if changes.any() else 0.0
+    found = []
+    for parts in ([series], [series[::2], series[1::2]]):
+        first, second = (sum((np.diff(part, n=n, axis=0) ** 2).sum(axis=0) for part in parts) for n in (1, 2))
+        changes = first > 0
+        found.append(float(np.median(second[changes] / first[changes])) if changes.any() else 0.0)
+    return min(found)
 
 
 def _as_floats(sample: Any) -> np.ndarray[Any, Any]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ optax = pytest.importorskip("optax", reason="not run: optax is not installed")
 import jax.numpy as jnp
 
 import horovod.jax as hvd
+from horovod.gradients import step_check
 
 
 def train(same: bool, is_compiled: bool, odd: int = -1, groups: int = 0) -> None:
@@ -65,3 +67,29 @@ def test_a_gradient_that_is_not_finite_is_named_in_a_compiled_step(worlds: World
     assert world.run(run, True) == [[named], []]
     world.run(hvd.shutdown)
     assert world.run(run, False) == [[named], []]
+
+
+def test_ranks_with_other_options_and_numbers_of_steps_train_on(worlds: WorldPool) -> None:
+    def run() -> tuple[list[str], list[str]]:
+        hvd.init()
+        told: list[str] = []
+        logger = logging.getLogger("horovod")
+        logger.setLevel(logging.INFO)
+        logger.addFilter(lambda record: bool(told.append(record.getMessage())))
+        step_check.ANSWER_TIMEOUT_S = 0.1
+        more = {"momentum": 0.5} if hvd.rank() == 1 else {}
+        transform = hvd.DistributedGradientTransformation(optax.inject_hyperparams(optax.sgd)(0.0625, **more))
+        params = {"w": jnp.ones((4, 1))}
+        state = transform.init(params)
+        step = jax.jit(lambda given, state: transform.update(jax.grad(lambda p: (p["w"] ** 2).mean())(given), state))
+
+        def work() -> None:
+            for steps in (140 if hvd.rank() == 0 else 3, 2):
+                for _ in range(steps):
+                    step(params, state)
+                hvd.join()
+
+        return heard(work), [text for text in told if "no more checks" in text]
+
+    differ = "1, the optimizer, the ranks differ in `momentum`: not there on rank 0, 0.5 on rank 1"
+    assert worlds(2, TENSORFLOW_ENV).run(run) == [([differ], []), ([], [])]
