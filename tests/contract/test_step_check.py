@@ -68,7 +68,7 @@ def test_an_option_that_one_rank_changes_is_named_once_with_all_values(worlds: W
 
         return said(train)
 
-    text = f"in step 161 of the optimizer that updates `bias`, the ranks differ in `{option} of group 0`: "
+    text = f"in step 145 of the optimizer that updates `bias`, the ranks differ in `{option} of group 0`: "
     assert worlds(3, SHM).run(run) == [[text + CHANGES[option][2]], [], []]
 
 

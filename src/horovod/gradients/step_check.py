@@ -36,7 +36,7 @@ Options = Callable[[], Iterable[tuple[str, Any]]]
 
 _log = logging.getLogger("horovod")
 
-EACH_UNTIL, EVERY = 128, 32  # the steps whose options are compared
+EACH_UNTIL, EVERY = 16, 16  # the steps whose options are compared
 _SAMPLED_STEPS = 12
 _LEAVE_TIMEOUT_S = 2.0
 _SAMPLE = 16  # elements of a gradient
