@@ -158,7 +158,7 @@ void watch_end(const char* name, bool has_succeeded) {
 
 extern "C" {
 
-// Whether a generation runs, of which Python wants to hear. All lists begin with step 0 again.
+// Says whether a generation runs, of which Python wants to hear. All lists begin with step 0 again.
 HVD_EXPORT void hvd_watch_turn(int32_t on) {
   hvd::shims::Watches& all = hvd::shims::all();
   const std::lock_guard lock(all.mutex);

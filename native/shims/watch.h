@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What Python sees of gradients that a compiled step reduces without it (gradients/watched.py): a few elements of each,
-// in the first steps and then seldom.
+// Samples for Python of gradients that a compiled step reduces without it (gradients/watched.py): a few elements of
+// each, in the first steps and then seldom.
 //
 // A *watch* is a list of gradients, each with its *place*. It has a number, which Python chooses. A step is complete
 // when the reductions of all places have succeeded: then they have on all ranks, and these have counted the same steps.

@@ -41,8 +41,8 @@ _SAMPLED_STEPS = 12
 _LEAVE_TIMEOUT_S = 2.0
 _SAMPLE = 16  # elements of a gradient
 # Gradients of one batch change smoothly from step to step, or from step to next but one if the learning rate is so high
-# that they swing; those of different batches do not: of independent numbers the second differences are 3 times the first
-# ones (by their squares). Less in a few steps.
+# that they swing; those of different batches do not: of independent numbers the second differences are 3 times the
+# first ones (by their squares), less in a few steps.
 _ROUGH = 1.2
 _ALL = 0xFFFFFFFF
 _NOT_SENT = (HorovodInternalError, NotInitializedError, InvalidRequestError)  # the last: this rank has joined, say

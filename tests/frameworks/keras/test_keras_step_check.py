@@ -45,7 +45,8 @@ def test_learning_rates_and_rows_are_compared(worlds: WorldPool, backend: str, h
 
             inputs, targets = map(np.stack, zip(*[batch(step, hvd.rank(), same) for step in range(STEPS)], strict=True))
             for step in range(STEPS):
-                given = {"initial_epoch": step, "epochs": step + 1, "callbacks": [Schedule(), hvd.callbacks.MetricAverageCallback()]}
+                callbacks = [Schedule(), hvd.callbacks.MetricAverageCallback()]
+                given = {"initial_epoch": step, "epochs": step + 1, "callbacks": callbacks}
                 net.fit(inputs[step], targets[step], batch_size=8, shuffle=False, verbose=0, **given)
 
         texts = []
