@@ -232,7 +232,7 @@ def _warming() -> None:
     optimizer = wrapped(net, torch.optim.Adam, lr=lr, betas=betas, weight_decay=0.0 if is_odd else 0)
     for step in range(STEPS):
         optimizer.param_groups[0]["lr"] = lr * (step + 1) / STEPS if is_odd else lr / STEPS * (step + 1)
-        optimizer.param_groups[0]["rounded"] = 1.00000005 + 1e-12 * (1 if is_odd else -1)
+        optimizer.param_groups[0]["rounded"] = 1.0000005 + 1e-12 * (1 if is_odd else -1)
         optimizer.zero_grad()
         net(of_rank(step)).pow(2).mean().backward()
         optimizer.step()
