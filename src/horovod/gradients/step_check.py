@@ -107,6 +107,7 @@ class StepCheck:
         self._samples: list[tuple[str, Any]] = []
         self._odd: list[str] = []  # this rank's gradients that are not finite
         self._is_off = False  # for the rest of the generation
+        self._is_apart = False  # from the script, on another thread
         self.is_due = self.takes_samples = self.looks_for_nan = False
 
     def begin(self, number: int | None = None) -> bool:
@@ -116,6 +117,7 @@ class StepCheck:
         """
         self.is_due = self.takes_samples = self.looks_for_nan = False
         self._samples, self._odd = [], []
+        self._is_apart = number is not None
         step = self._steps.begin()
         if step is None or self._steps.settings.profile:  # with profile, the ranks train apart
             return False
@@ -167,7 +169,8 @@ class StepCheck:
             self._judge()
             if self.is_due:
                 self._send(options)
-                if self.looks_for_nan or self._steps.settings.replica_check == "error":  # before gradients are used
+                # Before gradients are used; or on a thread of its own, which has time.
+                if self.looks_for_nan or self._steps.settings.replica_check == "error" or self._is_apart:
                     self._judge()
         except NoAnswerError as no_answer:
             self._turn_off(no_answer)

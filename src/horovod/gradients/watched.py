@@ -20,6 +20,7 @@ import numpy as np
 from horovod.core import context as contexts
 from horovod.core.exceptions import HorovodInternalError, MismatchError, NotInitializedError, named, text_of
 from horovod.core.process_sets import ProcessSet
+from horovod.core.wording import tell
 from horovod.gradients.step_check import EACH_UNTIL, EVERY, StepCheck, complete_all
 from horovod.settings import Settings
 
@@ -99,7 +100,7 @@ def watched(
 
 def _warn(text: str) -> None:
     """No line of the script is running here."""
-    print(f"horovod: warning: {text}", file=sys.stderr, flush=True)
+    tell(f"horovod: warning: {text}")
 
 
 @functools.cache
