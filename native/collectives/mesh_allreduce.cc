@@ -301,8 +301,7 @@ Status direct_allreduce(Mesh& mesh, MemberFold& fold, const SliceList& slices, c
                         Exchanged<std::byte>* scratch, const Grid& grid) {
   const int64_t elements = plan::direct_chunk_elements(slices.count(), slices.element_bytes(), grid.columns(),
                                                        grid.groups() > 1, mesh.message_bytes());
-  const int64_t ahead = plan::chunks_ahead(elements * static_cast<int64_t>(slices.element_bytes()));
-  DirectExchange exchange(mesh, fold, slices, reduction, scratch, grid, {elements, ahead});
+  DirectExchange exchange(mesh, fold, slices, reduction, scratch, grid, {elements, 2});
   const int64_t last = (slices.count() - 1) / elements;
   HVD_RETURN_IF_ERROR(exchange.offer(last));
   return exchange.finish(last);

@@ -68,13 +68,6 @@ inline int64_t direct_chunk_elements(int64_t count, size_t element_bytes, int sh
   return std::min(count, static_cast<int64_t>(share / element_bytes) * shares);
 }
 
-// How many chunks are shared before the first is finished: what a link and its buffers hold is under way, so results
-// would come late, and the link be idle, if there were no more. But that is scratch memory.
-inline int64_t chunks_ahead(int64_t chunk_bytes) {
-  constexpr int64_t kScratch = int64_t{8} << 20, kLeast = 2, kMost = 12;
-  return std::clamp(kScratch / chunk_bytes, kLeast, kMost);
-}
-
 // Groups of hosts (levels.h). A direct exchange among all hosts is two messages to each of them; in groups of about
 // sqrt(hosts), a host has about 2 sqrt(hosts) peers. `wanted`: the least hosts of a group, a setting; 0: as is good.
 // The sizes of two groups differ by one at most.

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <vector>
 
+#include "shims/watch.h"
+
 namespace hvd::shims {
 
 namespace {
@@ -124,6 +126,7 @@ int find_device(hvd_context* context, std::span<const hvd_tensor> tensors, void*
 
 int EntryCache::submit(Generation* generation, const hvd_request& request, void* stream, hvd_handle* handle,
                        hvd_status* status) {
+  watch(request);
   const std::string key = key_of(request);
   Entry entry;  // other calls may still submit it when the cache lets go of it
   int code = find(generation, key, request, &entry, status);

@@ -8,6 +8,7 @@ measures time: `make check-all` has it, which sets THOROUGH=1.
 
 import os
 import re
+import subprocess
 from typing import Any
 
 import pytest
@@ -49,3 +50,12 @@ def repeats(item: pytest.Item) -> bool:
 def later(*values: Any, **options: Any) -> Any:
     """A case of a table that only `make check-all` runs."""
     return pytest.param(*values, marks=pytest.mark.thorough, **options)
+
+
+def needs_unshare(*flags: str) -> pytest.MarkDecorator:
+    """Skips what needs `unshare` with these flags where it is refused: to users, in containers, in a changed root."""
+    try:
+        refused = subprocess.run(["unshare", *flags, "true"], capture_output=True).returncode != 0
+    except OSError:
+        refused = True
+    return pytest.mark.skipif(refused, reason=f"not run: unshare {' '.join(flags)} is refused here")

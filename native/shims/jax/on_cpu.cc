@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "shims/jax/requests.h"
+#include "shims/watch.h"
 
 namespace hvd::jax {
 
@@ -105,6 +106,7 @@ void finished(void* user, const hvd_status* outcome) {
   auto* const call = static_cast<Call*>(user);
   call->outcome = *outcome;
   if (outcome->code == HVD_OK && shims::is_ragged(call->collective.kind)) take_results(call);
+  shims::watch_end(call->collective.name.c_str(), outcome->code == HVD_OK);
   hvd_release(call->context, call->handle);
   if (call->state.exchange(Call::kDone) == Call::kLeft) Teller::one().add(std::unique_ptr<Call>(call));
 }

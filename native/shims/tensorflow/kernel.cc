@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "shims/tensorflow/done_callback.h"
+#include "shims/watch.h"
 
 namespace hvd::tensorflow {
 
@@ -235,6 +236,7 @@ void finished(void* user, const hvd_status* outcome) {
     const StatusPtr status = new_status();
     if (!take_results(invocation.get(), status.get())) tf.OpKernelContext_Failure(invocation->context, status.get());
   }
+  shims::watch_end(invocation->kernel->collective().name.c_str(), outcome->code == HVD_OK);
   hvd_release(invocation->engine, invocation->handle);
   invocation->inputs.clear();
   invocation->outputs.clear();

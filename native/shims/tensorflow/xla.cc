@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "shims/tensorflow/kernel.h"
+#include "shims/watch.h"
 
 namespace hvd::tensorflow {
 
@@ -172,6 +173,7 @@ hvd_status run(Plan* plan, const Buffers& buffers) {
     code = buffers.on_gpu ? hvd_wait_on_stream(context, handle, buffers.stream, kWaitSliceMs, &status)
                           : hvd_wait(context, handle, kWaitSliceMs, &status);
   }
+  shims::watch_end(plan->collective.name.c_str(), code == HVD_OK);
   hvd_release(context, handle);
   hvd_free(context);
   return status;

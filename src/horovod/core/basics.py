@@ -200,6 +200,8 @@ def shutdown() -> None:
     with contexts.starting:
         if is_initialized():
             context = contexts.current()
+            for complete in contexts.before_leaving:
+                complete()
             contexts.enter(None)
             contexts.tell_watchers()
             context.stop()

@@ -406,6 +406,8 @@ _current: Context | None = None
 _was_shut_down = False
 _grows = False
 _watchers: list[Callable[[Context | None], None]] = []
+# Called before this rank joins or shuts down: they complete its operations besides those that the script waits for.
+before_leaving: list[Callable[[], None]] = []
 
 
 def watch(watcher: Callable[[Context | None], None]) -> None:

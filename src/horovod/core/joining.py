@@ -27,6 +27,8 @@ def join(device: Any = -1) -> int:
     `device` is accepted and not used.
     """
     context = contexts.current()
+    for complete in contexts.before_leaving:
+        complete()
     handle = ctypes.c_uint64()
     status = native.Status()
     code = context.library.hvd_join(context.pointer, ctypes.addressof(handle), ctypes.addressof(status))

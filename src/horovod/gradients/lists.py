@@ -28,6 +28,8 @@ from horovod.core.requests import check_adasum_ranks
 from horovod.core.tracebacks import warn
 from horovod.gradients.options import ReductionOptions, check_groups
 from horovod.gradients.recording import NO_ADASUM, recorder_of_list
+from horovod.gradients.step_check import Options, StepCheck, given, step_check
+from horovod.gradients.watched import MOST_OPTIONS, Watched, watched
 
 __all__ = ["GradientList", "local_variables"]
 
@@ -57,6 +59,8 @@ class GradientList(abc.ABC):
         self.name = options.name or name
         self.even_alone = even_alone
         self._local: set[Any] = set()
+        self.watched_options: Options | None = None  # what must be equal on all ranks
+        self.watch: Watched | None = None  # of the step that is being compiled
         check_groups(options.groups, "variable", lambda member: hasattr(member, "assign"), self.key_of)
         if options.is_adasum and contexts.is_initialized():
             check_adasum_ranks(options.process_set.size() or 1)
@@ -109,6 +113,32 @@ class GradientList(abc.ABC):
         """Where steps are computed: "cpu" or "gpu"."""
         raise NotImplementedError
 
+    def is_eager(self) -> bool:
+        """True if gradients have values now; False while a step is compiled, or a graph is built."""
+        return True
+
+    def sample(self, gradient: Any) -> Any:
+        """A few elements of a gradient that has a value, as step_check.sampled takes them."""
+        raise NotImplementedError
+
+    def is_finite(self, gradient: Any) -> bool:
+        """True if all elements of a gradient that has a value are."""
+        raise NotImplementedError
+
+    def name_of(self, index: int, variables: Sequence[Any] | None) -> str:
+        """The name of a gradient in texts: its place, and its variable's name if it has one."""
+        variable = None if variables is None else variables[index]
+        label = getattr(variable, "path", None) or getattr(variable, "name", None)
+        return f"{index}: {label}" if label else str(index)
+
+    def watching_library(self) -> Any:
+        """The native shim that submits the gradients of compiled steps; None if it cannot look at them."""
+        return None
+
+    def options_tensor(self, values: Sequence[Any]) -> Any:
+        """The values of options as a tensor of float32, in a step that is compiled."""
+        raise NotImplementedError
+
     # Common to all frameworks.
 
     def register_local(self, variable: Any) -> None:
@@ -147,6 +177,8 @@ class GradientList(abc.ABC):
         contexts.note_gradients()
         self._watch_double([results[index] for index in reduced], of)
         name = self.unique(self._name_of([results[index] for index in reduced]))
+        own_name = self.list_name([results[index] for index in reduced])
+        check = self._seen(own_name, results, reduced, variables) if reduced and self.is_eager() else None
         dense = [index for index in reduced if not self.is_sparse(results[index])]
         for index in set(reduced) - set(dense):
             results[index] = self.reduce_sparse(results[index], f"{name}.{index}")
@@ -154,10 +186,46 @@ class GradientList(abc.ABC):
             grouped = self._grouped(dense, variables)
             tell = functools.partial(self.tell, grouped, name)
             pairs = compressed((results[index] for index in dense), self.options.compression, tell)
-            received = self.reduce_dense([sent for sent, _ in pairs], grouped, name)
-            for index, tensor, (_, ctx) in zip(dense, received, pairs, strict=True):
+            sent = [tensor for tensor, _ in pairs]
+            self.watch = None
+            if not self.is_eager() and not self.options.is_adasum:
+                labels = [self.name_of(index, variables) for index in dense]
+                self._watch(own_name, labels, sent, grouped)
+            received = self.reduce_dense(sent, grouped, name)
+            for index, tensor, (_, ctx) in zip(dense, received, pairs, strict=False):  # options may follow
                 results[index] = self.options.compression.decompress(tensor, ctx)
+        if check is not None:
+            check.end(self.watched_options)
         return results
+
+    def _seen(
+        self, name: str, gradients: Sequence[Any], places: Sequence[int], variables: Sequence[Any] | None
+    ) -> StepCheck:
+        """The check of a step whose gradients have values, which it has seen."""
+        check = step_check(name, self._label(), self.options.process_set)
+        if check.begin():
+            for index in places:
+                gradient = gradients[index]
+                look = functools.partial(self.sample, gradient), functools.partial(self.is_finite, gradient)
+                check.see(str(index), *look, label=self.name_of(index, variables))
+        return check
+
+    def _label(self) -> str:
+        return "the optimizer" if self.name == "optimizer" else self.name
+
+    def _watch(self, name: str, labels: Sequence[str], sent: list[Any], grouped: list[list[int]]) -> None:
+        """Has the gradients of a compiled step looked at when they are submitted; adds the options to them."""
+        library = self.watching_library()
+        if library is None:
+            return
+        has_options = self.watched_options is not None
+        options = given(self.watched_options, self._label(), warn)[:MOST_OPTIONS]
+        names = [key for key, _ in options] if has_options else None
+        self.watch = watched(library, name, self._label(), self.options.process_set, labels, names)
+        if self.watch is not None and has_options:
+            # Of one shape, however many options there are: ranks that differ in this reduce as before.
+            grouped[-1].append(len(sent))
+            sent.append(self.options_tensor([*(value for _, value in options), *[0.0] * (MOST_OPTIONS - len(options))]))
 
     def _recorded(self, gradients: list[Any], variables: Sequence[Any] | None) -> list[Any]:
         """The rank's own gradients, of a job that is profiled."""
@@ -170,19 +238,24 @@ class GradientList(abc.ABC):
             if self.options.sparse_as_dense or not self.is_sparse(gradient):
                 gradients[index] = self.to_dense(gradient)
             due.append(index)
-        name = GradientList._name_of(self, [gradients[index] for index in due])
+        name = GradientList.list_name(self, [gradients[index] for index in due])
         recorder = recorder_of_list(name, self.device())
         if recorder is None:
             return gradients
         for index in due:
             gradient = gradients[index]
             dtype = str(getattr(gradient.dtype, "name", gradient.dtype)).removeprefix("torch.")
-            label, is_sparse = _name_in_profile(index, variables), self.is_sparse(gradient)
+            label, is_sparse = GradientList.name_of(self, index, variables), self.is_sparse(gradient)
             act = functools.partial(recorder.ready, label, dtype, len(due), is_sparse=is_sparse)
             gradients[index] = self.when_ready(gradient, act)
         return gradients
 
     def _name_of(self, gradients: Sequence[Any]) -> str:
+        """The name under which the ranks meet."""
+        return self.list_name(gradients)
+
+    def list_name(self, gradients: Sequence[Any]) -> str:
+        """A name of the list, with a checksum of what must be equal on all ranks."""
         return f"{self.name}/list-{zlib.crc32(_described(gradients).encode()):08x}"
 
     def _watch_double(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
@@ -222,12 +295,6 @@ class GradientList(abc.ABC):
             groups.append(sorted(position_of[key] for key in keys if key in position_of))
         taken = set(itertools.chain.from_iterable(groups))
         return [group for group in groups if group] + [[position] for position in positions if position not in taken]
-
-
-def _name_in_profile(index: int, variables: Sequence[Any] | None) -> str:
-    variable = None if variables is None else variables[index]
-    label = getattr(variable, "path", None) or getattr(variable, "name", None)
-    return f"{index}: {label}" if label else str(index)
 
 
 def _described(gradients: Sequence[Any]) -> str:

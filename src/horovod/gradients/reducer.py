@@ -31,6 +31,7 @@ from horovod.core import context as contexts
 from horovod.core.tracebacks import warn
 from horovod.core.wording import counted, quoted
 from horovod.gradients.recording import Recorder
+from horovod.gradients.step_check import Options, StepCheck
 
 __all__ = ["GradientReducer", "Gradients", "Waitable"]
 
@@ -94,6 +95,14 @@ class Gradients(Protocol[P_contra, T]):
         """An object that is true if an element differs from zero. Its truth may be costly to learn."""
         ...
 
+    def sample(self, gradient: T) -> Any:
+        """A few elements, as step_check.sampled takes them; None if they cannot be known now."""
+        ...
+
+    def is_finite(self, gradient: T) -> bool:
+        """True if all elements are."""
+        ...
+
 
 class _Slot(Generic[P]):
     """One registered parameter.
@@ -151,6 +160,8 @@ class GradientReducer(Generic[P, T]):
         reduces_again: bool = False,
     ) -> None:
         """reduces_again: gradients that the script has replaced after a round are reduced; it must do no harm twice."""
+        self.check: StepCheck | None = None
+        self.options: Options | None = None  # what must be equal on all ranks
         self.passes_per_step = passes_per_step
         self.paused = False
         self.reduces_again = reduces_again
@@ -161,6 +172,7 @@ class GradientReducer(Generic[P, T]):
         self._slots: list[_Slot[P]] = []
         self._in_flight: list[_Slot[P]] = []
         self._round_done = False
+        self._has_begun = False  # for the check
 
     def add(self, name: str, parameter: P) -> int:
         """Registers a parameter; returns its number for ready(). All ranks register the same names."""
@@ -236,12 +248,15 @@ class GradientReducer(Generic[P, T]):
             except BaseException:
                 self._in_flight = in_flight[index:]
                 raise
+        self._has_begun = False
         if first_error is not None:
             raise first_error
         self._round_done = True
         if self.recorder is not None:
             self.recorder.reduced()
         contexts.note_gradients()
+        if self.check is not None and in_flight:
+            self.check.end(self.options)
 
     def complete_step(self) -> None:
         """Reduces the gradients that no backward has reduced, before the optimizer uses them.
@@ -258,7 +273,7 @@ class GradientReducer(Generic[P, T]):
                 # Changes since the round, such as clipping, were made on all ranks.
                 slot.version += self._changes(slot) or 0
             slot.begin()
-        self._round_done = False
+        self._round_done = self._has_begun = False
 
     def abandon(self) -> None:
         """Gives up what is in flight: its generation is over, and its results are not used."""
@@ -327,11 +342,21 @@ class GradientReducer(Generic[P, T]):
     def _start(self, slot: _Slot[P], gradient: T, own: bool, added: bool = False) -> None:
         if self.recorder is not None:
             self.recorder.started(slot.name, gradient)
+        if self.check is not None:
+            self._show(self.check, slot.name, gradient, own)
         slot.own = own
         slot.added = added
         slot.operation = self._start_reduction(gradient, slot.name)
         self._in_flight.append(slot)
         self._note("start", slot)
+
+    def _show(self, check: StepCheck, name: str, gradient: T, own: bool) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            check.begin()
+        if own and check.is_due:
+            gradients = self._gradients
+            check.see(name, lambda: gradients.sample(gradient), lambda: gradients.is_finite(gradient))
 
     def _complete(self, slot: _Slot[P]) -> None:
         assert slot.operation is not None

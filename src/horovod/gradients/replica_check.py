@@ -19,12 +19,11 @@ import numpy as np
 from horovod.core import context as contexts
 from horovod.core.arrays import collectives
 from horovod.core.exceptions import InvalidRequestError, MismatchError
-from horovod.core.native import SYNC, Sum
 from horovod.core.objects import difference_of_keys
 from horovod.core.process_sets import ProcessSet
 from horovod.core.tracebacks import warn
 from horovod.core.wording import counted, quoted, shown
-from horovod.settings import Settings
+from horovod.gradients.among_ranks import Steps, listed, of_all, texts_of_all
 
 __all__ = [
     "Part",
@@ -41,7 +40,6 @@ __all__ = [
 
 _SAMPLE = 16384  # of a large parameter so many elements are looked at, unless all are
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
-_SHOWN_RANKS = 8
 _CALL = "check_replicas"
 
 
@@ -141,19 +139,19 @@ def _difference(parts: Sequence[Part], name: str, process_set: ProcessSet) -> tu
     structure = [[parts[place].name, parts[place].kind] for place in order]
     sums = [parts[place].checksum for place in order]
     own = [zlib.crc32(json.dumps(value).encode()) + 1 for value in (structure, sums)]  # 0 is a rank that has joined
-    totals = _of_all(own, f"{name}.total", process_set)
+    totals = of_all(own, f"{name}.total", process_set)
     present = [int(place) for place in np.flatnonzero(totals[:, 0])]
     ranks = [(process_set.ranks or [])[place] for place in present]
     if len({tuple(row) for row in totals[present]}) < 2:
         return "", ranks[0]
     kinds = [int(total) for total in totals[present, 0]]
     if len(set(kinds)) > 1:
-        structures = _texts_of_all(json.dumps(structure), f"{name}.structure", process_set)
+        structures = texts_of_all(json.dumps(structure), f"{name}.structure", process_set)
         usual = _most_common(kinds)
         odd = next(place for place, kind in enumerate(kinds) if kind != kinds[usual])
         found = [dict(json.loads(structures[present[place]])) for place in (usual, odd)]
         return f"the ranks have different parts: {_of_structures(ranks[usual], ranks[odd], *found)}", ranks[0]
-    each = _of_all(sums, f"{name}.each", process_set)[present]
+    each = of_all(sums, f"{name}.each", process_set)[present]
     differs = np.flatnonzero((each != each[0]).any(axis=0))
     first = min(differs, key=lambda column: order[column])
     others = f", and {counted(len(differs) - 1, 'other')} after it" if len(differs) > 1 else ""
@@ -176,34 +174,15 @@ def _unlike(ranks: list[int], values: list[int]) -> str:
     usual = _most_common(values)
     alike = values.count(values[usual])
     odd = [rank for rank, value in zip(ranks, values, strict=True) if value != values[usual]]
-    listed = ", ".join(map(str, odd[:_SHOWN_RANKS])) + (", ..." if len(odd) > _SHOWN_RANKS else "")
-    listed = f"rank{'s' if len(odd) > 1 else ''} {listed}"
     if 2 * alike > len(ranks):
-        return f"{listed} {'are' if len(odd) > 1 else 'is'} unlike the other {counted(alike, 'rank')}"
-    return f"rank {ranks[usual]} is unlike {listed}"
+        return f"{listed(odd)} {'are' if len(odd) > 1 else 'is'} unlike the other {counted(alike, 'rank')}"
+    return f"rank {ranks[usual]} is unlike {listed(odd)}"
 
 
 def _most_common(values: Sequence[int]) -> int:
     """The place of the value that most ranks have; the first of several."""
     counts = collections.Counter(values)
     return max(range(len(values)), key=lambda place: (counts[values[place]], -place))
-
-
-def _texts_of_all(text: str, name: str, process_set: ProcessSet) -> list[str]:
-    data = np.frombuffer(text.encode(), np.uint8)
-    lengths = _of_all([len(data)], f"{name}.length", process_set)[:, 0]
-    padded = np.zeros(int(lengths.max()), np.uint8)
-    padded[: len(data)] = data
-    rows = _of_all(padded, name, process_set)
-    return [rows[place, :length].tobytes().decode() for place, length in enumerate(lengths)]
-
-
-def _of_all(values: Any, name: str, process_set: ProcessSet) -> np.ndarray[Any, Any]:
-    """The values of all ranks, in rows; zeros of one that has joined."""
-    table = np.zeros((process_set.size() or 1, len(values)), getattr(values, "dtype", np.int64))
-    table[process_set.rank() or 0] = values
-    collectives.allreduce(table, name, (Sum, None, 1.0, 1.0, process_set), True, SYNC).wait()
-    return table
 
 
 class ReplicaCheck:
@@ -218,31 +197,21 @@ class ReplicaCheck:
         self._first = first
         self._name = name
         self._process_set = process_set
-        self._generation: Any = None
-        self._joins = 0
-        self._steps = 0
-        self._every = 0
-        self._is_error = False
+        self._steps = Steps(process_set)
+        self._step = 0
         self.is_whole = False
 
     def is_due(self) -> bool:
         """Counts a step. Whether compare() is to be called before it; the same on all ranks."""
-        if not contexts.is_initialized() or not self._process_set.has_peers():
+        step = self._steps.begin()
+        self._steps.end()
+        if step is None or self._steps.settings.profile:  # with profile, the ranks train apart
             return False
-        generation = contexts.current()
-        if generation is not self._generation:
-            settings = Settings.from_environment()
-            self._generation, self._steps, self._joins = generation, 0, generation.joins
-            self._every, self._is_error = settings.replica_check_steps, settings.replica_check == "error"
-            if settings.profile:  # the ranks train apart
-                self._every = 0
-            self.is_whole = settings.replica_check_whole
-        joined = generation.joins != self._joins
-        if joined:  # before it, ranks may have done different numbers of steps
-            self._joins, self._steps = generation.joins, 0
-        step, self._steps = self._steps, self._steps + 1
-        in_turn = self._every > 1 and step > 0 and step % self._every == 0
-        return self._every > 0 and (step == self._first or joined or in_turn)
+        self._step = step + 1
+        self.is_whole, every = self._steps.settings.replica_check_whole, self._steps.settings.replica_check_steps
+        in_turn = every > 1 and step > 0 and step % every == 0
+        is_joined = self._steps.is_after_join and step == 0
+        return every > 0 and (step == self._first or is_joined or in_turn)
 
     def compare(self, parts: Iterable[Part]) -> None:
         """Raises MismatchError, or warns on one rank, if the ranks' parts differ."""
@@ -250,11 +219,11 @@ class ReplicaCheck:
         if not text:
             return
         text = (
-            f"before step {self._steps} of {self._name}, {text}\n"
+            f"before step {self._step} of {self._name}, {text}\n"
             "hint: broadcast parameters and optimizer state before training and after a join, and change options such "
             "as the learning rate on all ranks; HOROVOD_REPLICA_CHECK_STEPS=0 turns this check off"
         )
-        if self._is_error:
+        if self._steps.settings.replica_check == "error":
             raise MismatchError(text)
         if contexts.rank() == speaker:
             warn(text)

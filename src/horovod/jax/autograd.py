@@ -48,7 +48,7 @@ def _derivative(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) 
     ]
     name = params["name"]
     given = [ad.instantiate_zeros(tangents[index]) for index in floating]
-    params |= {"name": None if name is None else f"{name}.forward", "keys": ()}
+    params |= {"name": None if name is None else f"{name}.forward", "keys": (), "watch": None}
     for index, tangent in zip(floating, collective_p.bind(*given, **params), strict=True):
         found[index] = tangent
     return results, found

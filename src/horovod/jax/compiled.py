@@ -17,7 +17,7 @@ import inspect
 import math
 import zlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -30,10 +30,13 @@ from horovod.core.native import ALLGATHER, ALLREDUCE, ALLTOALL, BROADCAST, REDUC
 from horovod.core.process_sets import ProcessSet, set_of_lasting_number
 from horovod.core.requests import wire_name
 from horovod.core.telemetry.arrivals import note_framework_waits
+from horovod.gradients.watched import follow
 from horovod.jax.shim import TARGET, custom_call, has_tokens, operation_effects, ordered_effect, uses_gpus
 from horovod.jax.tensors import collectives
 
-__all__ = ["bind", "collective_p", "set_of"]
+__all__ = ["Watch", "bind", "collective_p", "set_of"]
+
+Watch: TypeAlias = tuple[int, tuple[int, ...]]  # the number of a list, and the tensors' places in it
 
 _PARTS = 8  # of a pytree's keys, each with a checksum
 _BY_ROWS = (ALLGATHER, ALLTOALL, REDUCESCATTER)
@@ -55,11 +58,13 @@ def bind(
     root_rank: int = -1,
     ordered: bool = True,
     keys: Sequence[str] = (),
+    watch: Watch | None = None,
 ) -> list[Any]:
     """The results of an operation on `tensors`. `label`: its name among users; `process_set`: a lasting number.
 
     name: one that ends with a slash goes on with the function's name and a number. keys: those of the
-    tensors, which all ranks must have in common, and by which errors name them.
+    tensors, which all ranks must have in common, and by which errors name them. watch: the list that the tensors are
+    of (gradients/watched.py).
     """
     members, member = contexts.current().place(process_set) if kind in _BY_ROWS else (1, 0)
     results: list[Any] = collective_p.bind(
@@ -76,6 +81,7 @@ def bind(
         member=member,
         ordered=ordered,
         keys=tuple(keys),
+        watch=watch,
     )
     return results
 
@@ -216,6 +222,7 @@ def _lower(
     member: int,
     ordered: bool,
     keys: tuple[str, ...],
+    watch: Watch | None,
 ) -> list[Any]:
     if not has_tokens and str(context.name_stack).count("jit(") > 2:
         raise NotImplementedError(
@@ -245,6 +252,9 @@ def _lower(
         "order_operands": len(order),
     }
     ranks = [len(aval.shape) for aval in context.avals_in]
+    unique = _unique(label, name, context, len(before))
+    if watch is not None:
+        follow(watch[0], unique, watch[1])
     results = custom_call(
         context,
         [*leading, *tensors],
@@ -254,7 +264,7 @@ def _lower(
         operand_output_aliases=aliases,
         attributes={
             **{key: np.int64(number) for key, number in numbers.items()},
-            "name": _unique(label, name, context, len(before)),
+            "name": unique,
             **(_of_tree(keys) if keys and op != Adasum else {}),  # Adasum is of tensors that have elements
             "prescale": np.float64(prescale),
             "postscale": np.float64(postscale),

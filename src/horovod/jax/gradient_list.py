@@ -15,9 +15,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
+from horovod.core import native
 from horovod.gradients.lists import GradientList
 from horovod.gradients.options import ReductionOptions
+from horovod.gradients.step_check import sampled
 from horovod.jax.ops import reduced_for_use
 from horovod.jax.shim import is_eager
 from horovod.jax.traces import tell
@@ -60,6 +64,24 @@ class JaxGradients(GradientList):
             jax.debug.callback(lambda _: act(size), gradient.reshape(-1)[:1])
         return gradient
 
+    def is_eager(self) -> bool:
+        return is_eager()
+
+    def sample(self, gradient: Any) -> Any:
+        return np.asarray(sampled(gradient.reshape(-1)))
+
+    def is_finite(self, gradient: Any) -> bool:
+        return bool(jnp.isfinite(gradient).all())
+
+    def name_of(self, index: int, variables: Sequence[Any] | None) -> str:
+        return self.keys[index] if self.keys else super().name_of(index, variables)
+
+    def watching_library(self) -> Any:
+        return native.library()
+
+    def options_tensor(self, values: Sequence[Any]) -> Any:
+        return jnp.stack([jnp.asarray(value, jnp.float32).reshape(()) for value in values])
+
     def device(self) -> str:
         return "cpu" if jax.default_backend() == "cpu" else "gpu"
 
@@ -68,18 +90,22 @@ class JaxGradients(GradientList):
         received = list(tensors)
         for group in groups:
             label = name if len(groups) == 1 or name.endswith("/") else f"{name}.{group[0]}"
-            keys = [self.keys[position] for position in group] if self.keys else []
-            reduced = reduced_for_use([tensors[position] for position in group], label, self.options.how, keys)
+            keys = [*self.keys, "options"]
+            keys = [keys[position] for position in group] if self.keys else []
+            watch = None if self.watch is None else (self.watch.number, tuple(group))
+            reduced = reduced_for_use([tensors[position] for position in group], label, self.options.how, keys, watch)
             for position, result in zip(group, reduced, strict=True):
                 received[position] = result
         return received
 
     def _name_of(self, gradients: Sequence[Any]) -> str:
-        if not self.keys:
-            return super()._name_of(gradients)
-        if not is_eager():
+        if self.keys and not is_eager():
             return f"{self.name}/"  # compiled.py adds the function and the place
-        return f"{super()._name_of(gradients)}{zlib.crc32(chr(10).join(self.keys).encode()):08x}"
+        return self.list_name(gradients)
+
+    def list_name(self, gradients: Sequence[Any]) -> str:
+        of_keys = f"{zlib.crc32(chr(10).join(self.keys).encode()):08x}" if self.keys else ""
+        return f"{super().list_name(gradients)}{of_keys}"
 
     def tell(self, grouped: list[list[int]], name: str, error: Exception) -> None:
         tell("grouped_allreduce", name, error, self.options.process_set)

@@ -47,7 +47,7 @@ from horovod.core.requests import check_adasum_ranks, check_name, check_reductio
 from horovod.core.tensors import check_complex, check_complex_rows, of_each, unsupported_dtype
 from horovod.jax import autograd as autograd  # registers them
 from horovod.jax import patches
-from horovod.jax.compiled import bind
+from horovod.jax.compiled import Watch, bind
 from horovod.jax.shim import has_tokens, is_eager, is_outermost
 from horovod.jax.tensors import ONE_TENSOR, carried, collectives, flat, not_an_array, with_arrays
 from horovod.jax.traces import refuse
@@ -183,6 +183,7 @@ def traced(
     root_rank: int = -1,
     ordered: bool = True,
     keys: Sequence[str] = (),
+    watch: Watch | None = None,
 ) -> Any:
     """An operation on a tree's leaves, as a part of what is traced.
 
@@ -213,6 +214,7 @@ def traced(
         root_rank=root,
         ordered=ordered,
         keys=keys,
+        watch=watch,
     )
     results = [
         lax.complex(result[..., 0], result[..., 1]) if is_complex else result
@@ -232,15 +234,20 @@ def _pairs(label: str, kind: int, tensor: Any) -> Any:
     return jnp.stack([tensor.real, tensor.imag], -1)
 
 
-def reduced_for_use(tensors: list[Any], name: str, how: Reduction, keys: Sequence[str] = ()) -> list[Any]:
+def reduced_for_use(
+    tensors: list[Any], name: str, how: Reduction, keys: Sequence[str] = (), watch: Watch | None = None
+) -> list[Any]:
     """grouped_allreduce for a caller that uses the results: no effect makes the compiled function start slowly.
 
-    But an inner function, which may be called twice, has one: that alone gives its calls an order. `keys`: as of bind.
+    But an inner function, which may be called twice, has one: that alone gives its calls an order. `keys`, `watch`: as
+    of bind.
     """
     if is_eager():
         return collectives.grouped_allreduce(tensors, name, how, False, SYNC).wait()  # type: ignore[no-any-return]
     ordered = has_tokens and not is_outermost(tensors)
-    return traced(tensors, ALLREDUCE, "grouped_allreduce", name, how, ordered=ordered, keys=keys)  # type: ignore[no-any-return]
+    return traced(  # type: ignore[no-any-return]
+        tensors, ALLREDUCE, "grouped_allreduce", name, how, ordered=ordered, keys=keys, watch=watch
+    )
 
 
 def _array(leaf: Any) -> Any:

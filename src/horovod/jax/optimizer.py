@@ -17,24 +17,28 @@ from horovod.core.process_sets import ProcessSet, global_process_set
 from horovod.core.wording import shown
 from horovod.gradients.options import ReductionOptions
 from horovod.gradients.replica_check import ReplicaCheck
+from horovod.gradients.step_check import Options
 from horovod.jax.compression import Compression
 from horovod.jax.gradient_list import JaxGradients
-from horovod.jax.replicas import key_of, of_tree
+from horovod.jax.replicas import key_of, of_tree, options_of
 from horovod.jax.shim import is_eager
 from horovod.jax.tensors import with_arrays
 
 __all__ = ["AccumulationState", "DistributedGradientTransformation", "allreduce_gradients", "grad", "value_and_grad"]
 
 
-def _reduced(gradients: Any, options: ReductionOptions, name: str) -> Any:
-    """The reductions of a pytree's leaves. The gradients of integers, which hold nothing, stay as they are."""
+def _reduced(gradients: Any, options: ReductionOptions, name: str, watched: Options | None = None) -> Any:
+    """The reductions of a pytree's leaves. The gradients of integers, which hold nothing, stay as they are.
+
+    watched: options that must be equal on all ranks.
+    """
     pairs, structure = tree_util.tree_flatten_with_path(gradients)
     leaves = with_arrays([leaf for _, leaf in pairs])
     places = [place for place, leaf in enumerate(leaves) if not _is_empty(leaf)]
     keys = [key_of(pairs[place][0]) for place in places]
-    reduced = JaxGradients(options, name, keys=keys, is_applied=name == "optimizer")(
-        [leaves[place] for place in places]
-    )
+    reduce = JaxGradients(options, name, keys=keys, is_applied=name == "optimizer")
+    reduce.watched_options = watched
+    reduced = reduce([leaves[place] for place in places])
     for place, result in zip(places, reduced, strict=True):
         leaves[place] = result
     return structure.unflatten(leaves)
@@ -95,7 +99,7 @@ def DistributedGradientTransformation(  # noqa: N802
 
     def update(gradients: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         if not options.is_adasum:
-            reduced = _reduced(gradients, options, "optimizer")
+            reduced = _reduced(gradients, options, "optimizer", lambda: options_of(state))
             if params is not None and is_eager() and check.is_due():
                 parts = [*of_tree(params, whole=check.is_whole)]
                 check.compare([*parts, *(of_tree(state, "state") if check.is_whole else ())])

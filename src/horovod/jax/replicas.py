@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import tree_util
 
@@ -17,7 +18,7 @@ from horovod.gradients import replica_check
 from horovod.gradients.replica_check import Part, nested, of_array
 from horovod.jax.shim import is_eager
 
-__all__ = ["check_replicas", "key_of", "of_tree"]
+__all__ = ["check_replicas", "key_of", "of_tree", "options_of"]
 
 
 def check_replicas(model: Any, optimizer: Any = None, *, process_set: ProcessSet = global_process_set) -> None:
@@ -52,6 +53,16 @@ def of_tree(tree: Any, prefix: str = "", *, whole: bool = True) -> Iterator[Part
 
     for path, leaf in tree_util.tree_flatten_with_path(tree)[0]:
         yield from nested(prefix + key_of(path), leaf, of_leaf)
+
+
+def options_of(state: Any) -> Iterator[tuple[str, Any]]:
+    """The options in a state of optax: those of inject_hyperparams, learning rates and scales. Each is a scalar."""
+    for path, leaf in tree_util.tree_flatten_with_path(state)[0]:
+        keys = [str(getattr(key, "name", getattr(key, "key", ""))) for key in path]
+        is_option = "hyperparams" in keys or keys[-1:] in (["learning_rate"], ["scale"])
+        if is_option and getattr(leaf, "shape", None) == () and jnp.issubdtype(leaf.dtype, jnp.floating):
+            name = keys[-1] or key_of(path)
+            yield name, leaf if isinstance(leaf, jax.core.Tracer) else float(leaf)
 
 
 def key_of(path: Any) -> str:

@@ -11,6 +11,7 @@ _aggregate_gradients (legacy ones) are where gradients of several devices would 
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,9 +19,9 @@ import keras
 
 from horovod.core.exceptions import InvalidRequestError
 from horovod.gradients.lists import GradientList
-from horovod.gradients.replica_check import ReplicaCheck, numbered, of_value
+from horovod.gradients.replica_check import ReplicaCheck, numbered
 from horovod.keras import backends
-from horovod.keras.replicas import array_of, of_slots
+from horovod.keras.replicas import array_of, of_slots, options_of
 
 __all__ = [
     "Keras3",
@@ -70,8 +71,7 @@ class _Distributed:
         check = self.__dict__["_hvd_check"]
         if check.is_due():
             shared = [variable for variable in variables if not self._hvd_gradients.is_local(variable)]
-            parts = [of_value("learning_rate", float(array_of(self.learning_rate)))]  # type: ignore[attr-defined]
-            parts += numbered(shared, array_of, whole=check.is_whole)
+            parts = numbered(shared, array_of, whole=check.is_whole)
             # Slots do not say of which variable they are, and those of local ones differ.
             has_equal_slots = check.is_whole and len(shared) == len(variables)
             check.compare([*parts, *(of_slots(self) if has_equal_slots else ())])
@@ -232,6 +232,8 @@ def distributed_by(optimizer: Any, parts: dict[str, Any]) -> Any:
     names = {"__module__": own.__module__, "__qualname__": own.__qualname__, "_hvd_again": again}
     # Not by setattr: Keras would track them as parts of the optimizer, and save them.
     optimizer.__dict__.update((name, part) for name, part in parts.items() if name != "_hvd_again")
+    reference = weakref.ref(optimizer)
+    parts["_hvd_gradients"].watched_options = lambda: options_of(reference())
     optimizer.__class__ = type(own.__name__, (mixin_of(optimizer), own), names)
     _save_as(own, optimizer.__class__)
     return optimizer

@@ -14,9 +14,10 @@ from horovod.core.process_sets import ProcessSet, global_process_set
 from horovod.elastic.state.keras_state import optimizer_variables
 from horovod.gradients import replica_check
 from horovod.gradients.replica_check import Part, numbered, variables_of
+from horovod.gradients.step_check import floats_of
 from horovod.keras import backends
 
-__all__ = ["array_of", "check_replicas", "of_slots"]
+__all__ = ["array_of", "check_replicas", "of_slots", "options_of"]
 
 
 def check_replicas(model: Any, optimizer: Any = None, *, process_set: ProcessSet = global_process_set) -> None:
@@ -43,6 +44,16 @@ def check_replicas(model: Any, optimizer: Any = None, *, process_set: ProcessSet
 def of_slots(optimizer: Any) -> Iterator[Part]:
     """The optimizer's own variables: slots, iterations, the learning rate."""
     yield from numbered(optimizer_variables(optimizer), array_of, what="optimizer variable")
+
+
+def options_of(optimizer: Any) -> Iterator[tuple[str, Any]]:
+    """The options of an optimizer: floats, and in a step that is compiled the learning rate's tensor or variable."""
+    rate = optimizer.learning_rate
+    rate = rate(optimizer.iterations) if callable(rate) else rate  # a schedule of tf-keras' old optimizers
+    is_value = isinstance(rate, float) or backends.is_eager()
+    traced = rate.value if isinstance(rate, keras.Variable) else rate
+    yield "learning_rate", float(array_of(rate)) if is_value else traced
+    yield from floats_of(optimizer)
 
 
 def array_of(variable: Any) -> np.ndarray[Any, Any]:

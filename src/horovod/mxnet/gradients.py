@@ -3,19 +3,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+import numpy as np
 
 from horovod.common.util import split_list
 from horovod.core import context as contexts
 from horovod.core.compression import compressed
 from horovod.core.native import ALLREDUCE
 from horovod.gradients.options import ReductionOptions
+from horovod.gradients.step_check import StepCheck, floats_of, sampled
 from horovod.mxnet.ops import reduce
 from horovod.mxnet.shim import new_step
 from horovod.mxnet.tensors import collectives
 
-__all__ = ["average"]
+__all__ = ["average", "options_of", "see"]
+
+
+def see(check: StepCheck, names: Sequence[str], gradients: Sequence[Any]) -> None:
+    """Shows gradients that are about to be averaged to a check whose step has begun. Waits for those it looks at."""
+    if check.takes_samples or check.looks_for_nan:
+        for name, gradient in zip(names, gradients, strict=True):
+            look = functools.partial(_sample, gradient), functools.partial(_is_finite, gradient)
+            check.see(name, *look)
+
+
+def options_of(optimizer: Any) -> Iterator[tuple[str, Any]]:
+    """The options of an optimizer, but for rescale_grad: batch sizes may differ."""
+    yield "learning_rate", float(optimizer.learning_rate)
+    for name, value in floats_of(optimizer):
+        if name not in ("lr", "rescale_grad"):
+            yield name, value
+
+
+def _sample(gradient: Any) -> Any:
+    return sampled(gradient.asnumpy().reshape(-1))
+
+
+def _is_finite(gradient: Any) -> bool:
+    return bool(np.isfinite(gradient.asnumpy()).all())
 
 
 def average(options: ReductionOptions, names: Sequence[str], gradients: Sequence[Any]) -> None:

@@ -6,6 +6,7 @@ MXNet's engine averages a gradient when it is computed, and updates the weight a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import mxnet as mx
@@ -15,7 +16,8 @@ from horovod.core.process_sets import ProcessSet, global_process_set
 from horovod.core.wording import shown
 from horovod.gradients.options import ReductionOptions
 from horovod.gradients.recording import refuse_profile
-from horovod.mxnet.gradients import average
+from horovod.gradients.step_check import StepCheck
+from horovod.mxnet.gradients import average, options_of, see
 
 __all__ = ["DistributedOptimizer"]
 
@@ -59,7 +61,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         setattr(self._optimizer, item, value)
 
     def __getstate__(self) -> dict[str, Any]:
-        return dict(self.__dict__)  # the base class leaves out what this one does not have
+        return {name: self.__dict__[name] for name in _OWN}  # the base class leaves out what this one does not have
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -85,7 +87,27 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
     def _average(self, index: Any, gradient: Any) -> None:
         several = isinstance(index, (list, tuple))
         indices, gradients = (index, gradient) if several else ([index], [gradient])
-        average(self._options, [f"gradient.{each}" for each in indices], gradients)
+        names = [f"gradient.{each}" for each in indices]
+        check = self._step_check(names, gradients)
+        see(check, names, gradients)
+        average(self._options, names, gradients)
+
+    def _step_check(self, names: list[str], gradients: Sequence[Any]) -> StepCheck:
+        """The check, whose next step begins when a gradient comes again."""
+        if "_check" not in self.__dict__:  # nor is it after a copy
+            label = "DistributedOptimizer"
+            self.__dict__.update(_check=StepCheck(label, label, self._options.process_set), _given=set(), _used=[])
+        check, given = self.__dict__["_check"], self.__dict__["_given"]
+        begins_again = not given.isdisjoint(names)
+        if begins_again:
+            if check.is_due:
+                gradients[0].wait_to_read()  # the last step's are reduced, so the others have ended the one before
+            check.end(lambda: self.__dict__["_used"])
+            given.clear()
+        if not given and check.begin():
+            self.__dict__["_used"] = list(options_of(self._optimizer))
+        given.update(names)
+        return check  # type: ignore[no-any-return]
 
     def set_learning_rate(self, lr: float) -> None:
         """The wrapped optimizer's."""

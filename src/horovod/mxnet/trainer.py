@@ -16,9 +16,10 @@ from horovod.core.process_sets import ProcessSet, global_process_set, speaks
 from horovod.core.tracebacks import warn
 from horovod.gradients.options import ReductionOptions
 from horovod.gradients.recording import refuse_profile
-from horovod.gradients.replica_check import ReplicaCheck, of_value
+from horovod.gradients.replica_check import ReplicaCheck
+from horovod.gradients.step_check import StepCheck
 from horovod.mxnet.compression import Compression
-from horovod.mxnet.gradients import average
+from horovod.mxnet.gradients import average, options_of, see
 from horovod.mxnet.optimizer import DistributedOptimizer, check_groups
 from horovod.mxnet.replicas import of_parameters, of_trainer
 
@@ -74,7 +75,9 @@ class DistributedTrainer(mx.gluon.Trainer):
         self._hvd_places = {id(parameter): place for place, parameter in enumerate(listed)}
         self._hvd_prefix = prefix or ""
         self._hvd_is_reduced = False
-        self._hvd_check = ReplicaCheck(f"the trainer {self._hvd_prefix}".rstrip(), process_set)
+        label = f"the trainer {self._hvd_prefix}".rstrip()
+        self._hvd_check = ReplicaCheck(label, process_set)
+        self._hvd_step_check = StepCheck(label, label, process_set)
         super().__init__(params, optimizer, optimizer_params, kvstore=None)
         if len(self._contexts) > 1:
             raise InvalidRequestError(
@@ -130,8 +133,7 @@ class DistributedTrainer(mx.gluon.Trainer):
         if self._hvd_check.is_due():
             is_whole = self._hvd_check.is_whole
             parts = [*of_parameters(self._hvd_trained(), whole=is_whole)]
-            options = of_trainer(self) if is_whole else [of_value("learning_rate", self.learning_rate)]
-            self._hvd_check.compare([*options, *parts])
+            self._hvd_check.compare([*(of_trainer(self) if is_whole else ()), *parts])
         super()._update(ignore_stale_grad)
 
     def _hvd_warn(self, is_wrong: bool, text: str) -> None:
@@ -144,4 +146,11 @@ class DistributedTrainer(mx.gluon.Trainer):
         """Reduces the gradients; step() and allreduce_grads() of Gluon's trainer call this."""
         trained = self._hvd_trained()
         names = [f"{self._hvd_prefix}gradient.{self._hvd_places[id(parameter)]}" for parameter in trained]
-        average(self._hvd_options, names, [parameter.list_grad()[0] for parameter in trained])
+        gradients = [parameter.list_grad()[0] for parameter in trained]
+        is_due = bool(names) and self._hvd_step_check.begin()
+        see(self._hvd_step_check, names, gradients)
+        average(self._hvd_options, names, gradients)
+        if is_due:
+            gradients[-1].wait_to_read()  # so the others have begun this step, and ended the one before
+        if names:
+            self._hvd_step_check.end(lambda: options_of(self._optimizer))

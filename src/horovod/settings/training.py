@@ -25,9 +25,23 @@ class TrainingSettings:
         "HOROVOD_REPLICA_CHECK_STEPS",
         kinds.integer(0),
         1,
-        "Optimizers compare the ranks' parameters and options before their first step, and the first after a join. "
+        "Optimizers compare the ranks' parameters before their first step, and the first after a join; options, such "
+        "as the learning rate, also later. "
         "Above 1: again before every so many steps. 0: never. "
-        "Steps that are compiled (tf.function, Keras' fit, jax.jit) are not compared.",
+        "In steps that are compiled (tf.function, Keras' fit, jax.jit) only options are.",
+    )
+    same_rows_check: bool = setting(
+        "HOROVOD_SAME_ROWS_CHECK",
+        kinds.switch(),
+        True,
+        "Warn if all ranks have equal gradients in the first steps: they seem to train on the same rows.",
+    )
+    finite_check: str = setting(
+        "HOROVOD_FINITE_CHECK",
+        kinds.choice("off", "warn", "error"),
+        "off",
+        "What an optimizer does if a gradient of some rank is not finite. It names the first rank, tensor and step. "
+        "All elements of all gradients are looked at.",
     )
     replica_check_whole: bool = setting(
         "HOROVOD_REPLICA_CHECK_WHOLE",

@@ -22,14 +22,15 @@ from horovod.core import context as contexts
 from horovod.core.collectives import resolved
 from horovod.core.compression import compressed
 from horovod.core.exceptions import InvalidRequestError
-from horovod.core.native import Sum
+from horovod.core.native import ALLREDUCE, Sum
 from horovod.core.process_sets import ProcessSet, lasting_number, number_of, speaks
 from horovod.core.tracebacks import warn
 from horovod.gradients.lists import GradientList
-from horovod.tensorflow import ops, xla
+from horovod.gradients.step_check import sampled
+from horovod.tensorflow import autograd, ops, xla
 from horovod.tensorflow.rank_ops import size_op
-from horovod.tensorflow.shim import operations
-from horovod.tensorflow.tensors import as_pairs, check_op, plain_variable, unique_name
+from horovod.tensorflow.shim import library, operations
+from horovod.tensorflow.tensors import as_pairs, check_op, plain_variable, reduction_attributes, unique_name
 
 __all__ = ["TensorFlowGradients", "members_of"]
 
@@ -43,6 +44,11 @@ def members_of(process_set: ProcessSet) -> Any:
     if xla.is_compiling():  # XLA cannot ask for the size
         return ops.allreduce(tf.ones([]), op=Sum, name="members", process_set=process_set)
     return size_op(lasting_number(process_set))
+
+
+def _elements(gradient: Any) -> Any:
+    """All of a dense tensor, those of a sparse one that are there."""
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
 class TensorFlowGradients(GradientList):
@@ -99,6 +105,22 @@ class TensorFlowGradients(GradientList):
     def device(self) -> str:
         return "gpu" if tf.config.get_visible_devices("GPU") else "cpu"
 
+    def is_eager(self) -> bool:
+        return bool(tf.executing_eagerly())
+
+    def sample(self, gradient: Any) -> Any:
+        return sampled(tf.reshape(_elements(gradient), [-1])).numpy()
+
+    def is_finite(self, gradient: Any) -> bool:
+        values = _elements(gradient)
+        return not values.dtype.is_floating or bool(tf.reduce_all(tf.math.is_finite(values)))
+
+    def watching_library(self) -> Any:
+        return library()
+
+    def options_tensor(self, values: Sequence[Any]) -> Any:
+        return tf.stack([tf.cast(value, tf.float32) for value in values])
+
     def unique(self, name: str) -> str:
         return name if tf.executing_eagerly() else unique_name(name)
 
@@ -125,8 +147,9 @@ class TensorFlowGradients(GradientList):
     def reduce_dense(self, tensors: list[Any], grouped: list[list[int]], name: str) -> Sequence[Any]:
         prescale, postscale = self.options.factors
         with tf.device(self.options.device_dense or None):
-            if not (tf.executing_eagerly() or xla.is_compiling()):
-                return self._nodes(tensors, grouped, name)
+            if not tf.executing_eagerly():
+                compiled = xla.is_compiling()
+                return self._as_one_call(tensors, name) if compiled else self._nodes(tensors, grouped, name)
             return ops.grouped_allreduce(
                 tensors,
                 op=self.options.op,
@@ -135,6 +158,16 @@ class TensorFlowGradients(GradientList):
                 process_set=self.options.process_set,
                 name=name,
             )
+
+    def _as_one_call(self, tensors: list[Any], name: str) -> list[Any]:
+        """For XLA."""
+        op = resolved(self.options.how)[0]
+        check_op(op, tensors, self.options.process_set)
+        pairs, numbers = as_pairs(tensors, op)
+        request = f"grouped_allreduce.{name}"
+        if self.watch is not None:
+            self.watch.follow(request, range(len(tensors)))
+        return numbers(autograd.allreduced(pairs, request, reduction_attributes(self.options.how, pairs, ALLREDUCE)))
 
     def _nodes(self, tensors: list[Any], grouped: list[list[int]], name: str) -> list[Any]:
         op, prescale, postscale, _ = resolved(self.options.how)
@@ -145,6 +178,8 @@ class TensorFlowGradients(GradientList):
         anchor = ops.rank_op()
         for group in grouped:
             label = f"{name}.{group[0]}" if len(group) == 1 else f"{name}.{group[0]}to{group[-1]}"
+            if self.watch is not None:
+                self.watch.follow(f"allreduce.{label}", group)
             reduced = operations().horovod_reduce_gradient(
                 anchor=anchor,
                 tensors=[tensors[position] for position in group],

@@ -6,7 +6,7 @@ Chooses the wrapper for the optimizer's kind, and holds that for tf.compat.v1.tr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -39,6 +39,7 @@ class _DistributedV1Optimizer(_LegacyOptimizer):
         super().__init__(name=options.name or f"Distributed{type(optimizer).__name__}", use_locking=use_locking)
         self._optimizer = optimizer
         self._reduction = reduction
+        reduction.watched_options = lambda: _options_of(optimizer)
         self._moves = Moves(reduction) if options.is_adasum else None
         self._helper: LocalGradientAggregationHelper | None = None
         if options.backward_passes_per_step > 1:
@@ -126,6 +127,19 @@ class _DistributedV1Optimizer(_LegacyOptimizer):
     def variables(self, *args: Any, **kwargs: Any) -> Any:
         """The wrapped optimizer's."""
         return self._optimizer.variables(*args, **kwargs)
+
+
+def _options_of(optimizer: Any) -> Iterator[tuple[str, Any]]:
+    """The learning rate: a number, or in a graph perhaps a variable.
+
+    Not a graph's tensor: it may need a value that is fed, and gradients are to be had without.
+    """
+    rate = getattr(optimizer, "_learning_rate", getattr(optimizer, "_lr", None))
+    rate = rate() if callable(rate) else rate
+    if tf.executing_eagerly() and rate is not None:
+        yield "learning_rate", float(rate)
+    elif rate is not None and not isinstance(rate, tf.Tensor):
+        yield "learning_rate", rate
 
 
 def _not_computed(name: str | None, option: str) -> str:

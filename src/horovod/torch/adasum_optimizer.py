@@ -24,8 +24,12 @@ from horovod.core.exceptions import InvalidRequestError
 from horovod.core.native import Adasum, Max
 from horovod.core.process_sets import ProcessSet
 from horovod.core.requests import check_adasum_ranks
+from horovod.core.wording import quoted
 from horovod.gradients.options import ReductionOptions, check_passes
 from horovod.gradients.reducer import Waitable
+from horovod.gradients.step_check import StepCheck
+from horovod.torch.parameter_gradients import sample_of
+from horovod.torch.replicas import options_of
 from horovod.torch.tensors import collectives
 from horovod.torch.wrapping import Wrapped, find_duplicates, is_trainable, wrapped_as
 
@@ -45,6 +49,7 @@ class AdasumOptimizer(Wrapped):
     _hvd_compression: type[Compressor]
     _hvd_process_set: ProcessSet
     _hvd_active: bool
+    _hvd_check: StepCheck
     find_duplicates = staticmethod(find_duplicates)
     # torch.amp.GradScaler calls step() in any case then, with the attributes grad_scale (None if the gradients are
     # unscaled already) and found_inf.
@@ -63,8 +68,11 @@ class AdasumOptimizer(Wrapped):
         trained = list(self._hvd_trained())
         starts = [parameter.detach().clone() for _, parameter in trained]
         result = super().step(closure)  # type: ignore[misc]
+        self._hvd_check.begin()
         with torch.no_grad():
             self._hvd_combine(trained, starts)
+        if trained:
+            self._hvd_check.end(lambda: options_of(self))
         return result
 
     @torch.no_grad()
@@ -100,7 +108,9 @@ class AdasumOptimizer(Wrapped):
         first_error: Exception | None = None
         for (name, parameter), start in zip(trained, starts, strict=True):
             try:
-                started.append(self._hvd_start(parameter - start, f"delta.{name}", how))
+                delta = parameter - start
+                self._hvd_check.see(name, functools.partial(sample_of, delta), functools.partial(_is_finite, delta))
+                started.append(self._hvd_start(delta, f"delta.{name}", how))
             except Exception as error:
                 # The peers wait for the rest.
                 first_error = first_error or error
@@ -134,6 +144,10 @@ class AdasumOptimizer(Wrapped):
         check_passes(passes)
 
 
+def _is_finite(delta: Tensor) -> bool:
+    return bool(delta.isfinite().all())
+
+
 def adasum_optimizer(optimizer: torch.optim.Optimizer, names: dict[Tensor, str], options: ReductionOptions) -> Any:
     """Wraps the optimizer.
 
@@ -152,4 +166,6 @@ def adasum_optimizer(optimizer: torch.optim.Optimizer, names: dict[Tensor, str],
     wrapped._hvd_compression = options.compression
     wrapped._hvd_process_set = process_set
     wrapped._hvd_active = active
+    first = min(names.values(), default="0.0")
+    wrapped._hvd_check = StepCheck(f"delta.{first}", f"the optimizer that updates {quoted(first)}", process_set)
     return wrapped

@@ -29,11 +29,12 @@ from horovod.gradients.options import ReductionOptions, check_groups, check_pass
 from horovod.gradients.recording import NO_ADASUM, Apart, is_profiled
 from horovod.gradients.reducer import GradientReducer
 from horovod.gradients.replica_check import Part, ReplicaCheck
+from horovod.gradients.step_check import StepCheck
 from horovod.torch.adasum_optimizer import AdasumOptimizer, adasum_optimizer
 from horovod.torch.compression import Compression
 from horovod.torch.parameter_gradients import ParameterGradients
 from horovod.torch.recording import recorder_of_parameters
-from horovod.torch.replicas import of_options, of_state, of_tensor
+from horovod.torch.replicas import of_state, of_tensor, options_of
 from horovod.torch.wrapping import Wrapped, find_duplicates, is_trainable, wrapped_as
 
 __all__ = ["DistributedOptimizer"]
@@ -204,7 +205,6 @@ class _DistributedOptimizer(Wrapped):
             check.compare(self._hvd_described(check.is_whole))
 
     def _hvd_described(self, is_whole: bool) -> Iterator[Part]:
-        yield from of_options(self)
         for name, parameter in sorted(self._hvd_taken.items()):
             yield of_tensor(name, parameter, whole=is_whole)
         if is_whole:
@@ -311,6 +311,10 @@ def DistributedOptimizer(
     if wrapped._hvd_active:
         _living.add(wrapped)
     wrapped._hvd_register()
+    if wrapped._hvd_active and not profiled and wrapped._hvd_taken:
+        reference = weakref.ref(wrapped)
+        wrapped._hvd_reducer.check = StepCheck(min(wrapped._hvd_taken), name, process_set)
+        wrapped._hvd_reducer.options = lambda: options_of(reference())
     return wrapped
 
 

@@ -12,10 +12,11 @@ from torch import Tensor
 from horovod.core.native import Average, Sum
 from horovod.gradients.options import ReductionOptions
 from horovod.gradients.reducer import Waitable
+from horovod.gradients.step_check import sampled
 from horovod.torch.sparse import SparseReduction
 from horovod.torch.tensors import collectives, has_overlap
 
-__all__ = ["ParameterGradients"]
+__all__ = ["ParameterGradients", "sample_of"]
 
 _WORDS: dict[int, Any] = {2: ctypes.c_uint16, 4: ctypes.c_uint32, 8: ctypes.c_uint64}
 
@@ -25,6 +26,17 @@ def _begins_with_negative_zero(tensor: Tensor) -> bool:
     if word is None:
         return True  # slower to learn
     return bool(word.from_address(tensor.data_ptr()).value == 1 << (8 * tensor.itemsize - 1))
+
+
+def sample_of(tensor: Tensor) -> Any:
+    """A few elements, as an array."""
+    chosen = sampled(tensor.detach().reshape(-1)).resolve_conj()
+    return (torch.view_as_real(chosen) if chosen.is_complex() else chosen).float().cpu().numpy().copy()
+
+
+def _elements(gradient: Tensor) -> Tensor:
+    """All of a dense tensor, those of a sparse one that are there."""
+    return gradient if gradient.layout is torch.strided else gradient._values()
 
 
 class ParameterGradients:
@@ -117,8 +129,18 @@ class ParameterGradients:
         self.store(parameter, reduced)
 
     def any(self, reduced: Tensor) -> object:
-        found = (reduced if reduced.layout is torch.strided else reduced._values()).any()
+        found = _elements(reduced).any()
         return bool(found) if found.is_cpu else found  # the GPU is waited for only if the caller needs the truth
+
+    def sample(self, gradient: Tensor) -> Any:
+        if gradient.is_cuda and torch.cuda.is_current_stream_capturing():
+            return None
+        return sample_of(_elements(gradient))
+
+    def is_finite(self, gradient: Tensor) -> bool:
+        if gradient.is_cuda and torch.cuda.is_current_stream_capturing():
+            return True
+        return bool(_elements(gradient).isfinite().all())
 
     def start(self, gradient: Tensor, name: str) -> Waitable:
         """Starts the reduction of a gradient, in place if it is dense."""

@@ -15,7 +15,7 @@ from horovod.core.wording import shown
 from horovod.gradients import replica_check
 from horovod.gradients.replica_check import Part, nested, of_value
 
-__all__ = ["check_replicas", "of_options", "of_state", "of_tensor"]
+__all__ = ["check_replicas", "of_options", "options_of", "of_state", "of_tensor"]
 
 
 def check_replicas(
@@ -42,13 +42,21 @@ def check_replicas(
 
 
 def of_options(optimizer: Any) -> Iterator[Part]:
+    """The options of an optimizer, as parts."""
+    for name, value in options_of(optimizer):
+        yield of_value(name, value)
+
+
+def options_of(optimizer: Any) -> Iterator[tuple[str, Any]]:
     """The options of an optimizer, such as its learning rate, by parameter group."""
     for index, group in enumerate(optimizer.param_groups):
         for key, value in group.items():
             if isinstance(value, Tensor) and value.numel() == 1:
+                if value.is_cuda and torch.cuda.is_current_stream_capturing():
+                    continue
                 value = value.item()
             if key != "params" and isinstance(value, (bool, int, float, tuple)):
-                yield of_value(f"{key} of group {index}", value)
+                yield f"{key} of group {index}", value
 
 
 def of_state(optimizer: Any, names: Mapping[Tensor, str]) -> Iterator[Part]:

@@ -39,6 +39,8 @@ _EQUAL_SETTINGS = (
     ("size", "HOROVOD_SIZE"),
     ("replica_check_steps", "HOROVOD_REPLICA_CHECK_STEPS"),
     ("replica_check_whole", "HOROVOD_REPLICA_CHECK_WHOLE"),
+    ("same_rows_check", "HOROVOD_SAME_ROWS_CHECK"),
+    ("finite_check", "HOROVOD_FINITE_CHECK"),
     ("relays_above_hosts", "HOROVOD_RELAYS_ABOVE_HOSTS"),
     ("profile", "HOROVOD_PROFILE"),
     ("dynamic_process_sets", "whether process sets are dynamic (HOROVOD_DYNAMIC_PROCESS_SETS, init)"),
@@ -52,12 +54,12 @@ WHEREABOUTS: Fields = {**dict.fromkeys(("hostname", "machine"), _TEXT), "reached
 LEADER: Fields = {"rank": _NUMBER, "local_address": _TEXT_OR_NONE, "problem": _TEXT_OR_NONE}
 TOLD_AS_THEY_ARE = (  # by their keywords
     *("fusion_threshold_bytes", "host_group_size", "replica_check_steps", "replica_check_whole"),
-    *("dynamic_process_sets", "relays_above_hosts"),
+    *("dynamic_process_sets", "relays_above_hosts", "same_rows_check", "finite_check"),
 )
 SETTINGS: Fields = {
-    **dict.fromkeys(("transport", "on_gpus", "pretend_hosts", "profile", "version"), _TEXT),
-    "process_sets": _LIST,
     **dict.fromkeys(("size", *TOLD_AS_THEY_ARE), _NUMBER),
+    **dict.fromkeys(("transport", "on_gpus", "pretend_hosts", "profile", "finite_check", "version"), _TEXT),
+    "process_sets": _LIST,
 }
 PLACE: Fields = {
     **dict.fromkeys(("rank", "local_rank", "local_size", "port"), _NUMBER),

@@ -46,8 +46,8 @@ def test_synchronize_and_then_step_reduce_nothing_again(worlds: WorldPool) -> No
         optimizer.step()
         return weight.item(), hvd.statistics()["tensors"] - before
 
-    without_check = {"HOROVOD_TRANSPORT": "shm", "HOROVOD_REPLICA_CHECK_STEPS": "0"}  # which is an operation, too
-    assert worlds(2, without_check).run(run) == [(-1.5, 1), (-3.0, 1)]
+    checks = ("HOROVOD_REPLICA_CHECK_STEPS", "HOROVOD_SAME_ROWS_CHECK")  # which are operations, too
+    assert worlds(2, {"HOROVOD_TRANSPORT": "shm", **dict.fromkeys(checks, "0")}).run(run) == [(-1.5, 1), (-3.0, 1)]
 
 
 @pytest.mark.parametrize("op", ["Average", "Adasum"])

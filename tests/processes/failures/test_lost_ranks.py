@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.extent import SLACK_S
+from support.extent import SLACK_S, needs_unshare
 from support.jobs import python, run_job, shared_memory_files, wait_until_shared_memory_is_as
-from support.namespaces import needs_unshare
 from support.patience import wait_until
 from support.world import World, shut_down_alone
 

@@ -11,9 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from support.extent import SLACK_S
+from support.extent import SLACK_S, needs_unshare
 from support.jobs import Job, run_job
-from support.namespaces import needs_unshare
 
 SUM = (
     "import os, numpy as np, horovod.core as hvd; hvd.init()\n"

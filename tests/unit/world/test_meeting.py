@@ -29,6 +29,8 @@ SETTINGS = {
     "relays_above_hosts": 256,
     "replica_check_steps": 1,
     "replica_check_whole": False,
+    "same_rows_check": True,
+    "finite_check": "off",
     "profile": "none",
     "dynamic_process_sets": False,
     "process_sets": [],

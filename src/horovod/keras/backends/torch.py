@@ -11,6 +11,7 @@ import torch
 import horovod.torch as hvd
 from horovod.gradients.options import ReductionOptions
 from horovod.keras.backends import DenseGradients
+from horovod.torch.parameter_gradients import sample_of
 from horovod.torch.tensors import collectives
 
 __all__ = ["accumulation", "can_compile", "gradient_list"]
@@ -24,6 +25,12 @@ class _Gradients(DenseGradients):
         gradient.reshape(-1)[:1].tolist()  # on a GPU, a kernel that was only queued has run then
         act(gradient.nbytes)
         return gradient
+
+    def sample(self, gradient: Any) -> Any:
+        return sample_of(gradient)
+
+    def is_finite(self, gradient: Any) -> bool:
+        return bool(gradient.isfinite().all())
 
     def device(self) -> str:
         return "gpu" if torch.cuda.is_available() else "cpu"
