@@ -3,8 +3,8 @@
 // each, in the first steps and then seldom.
 //
 // A *watch* is a list of gradients, each with its *place*. It has a number, which Python chooses. A step is complete
-// when the reductions of all places have succeeded: then they have on all ranks, and these have counted the same steps.
-// Thread safety: any thread, of each function. None waits for Python, but hvd_watch_next for something to tell.
+// when the reductions of all places have succeeded. What succeeds does so on all ranks, so all count the same steps.
+// Thread safety: any thread. No function waits for Python. hvd_watch_next (watch.cc) blocks until a step is complete.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace hvd::shims {
 
-// Of each gradient: whether it is finite (1 or 0), how many samples follow, and room for so many.
+// Of each gradient: whether it is finite (1 or 0), how many samples are valid, and room for 16 of them.
 constexpr int64_t kWatchSamples = 16;
 constexpr int64_t kWatchValues = 2 + kWatchSamples;
 

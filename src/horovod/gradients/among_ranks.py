@@ -34,7 +34,7 @@ class NoAnswerError(Exception):
 
 
 def answer(operation: Operation, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
-    """Operation.wait for a check without which the job goes on: raises NoAnswerError whatever is wrong.
+    """Waits for an operation of a check. The job does not need the check, so every failure is a NoAnswerError.
 
     Not Operation.wait: that waits for ever, and has the engine look for a deadlock, which ends the job.
     """
@@ -51,7 +51,7 @@ def answer(operation: Operation, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
 
 
 class Steps:
-    """Counts the steps of an optimizer, anew after init and after a join, until which some ranks may have done more.
+    """Counts the steps of an optimizer, from 0 again after init and after a join: before that, some ranks did more.
 
     `settings`: those of the generation; valid once begin() has given a number. `is_after_join`: the count began then.
     """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tells the ranks of each other's options and gradients by 24 bytes after a step (step 2 of a gradient's way).
 
-Three mistakes show in no loss curve soon: options, such as the learning rate, that one rank alone changes; ranks that
-train on the same rows; a gradient that is not finite on one rank, and on all of them after the reduction. The bytes
-follow the first steps, and then few. Only if these show something are names and values exchanged.
+Three mistakes are not seen in a loss curve: options, such as the learning rate, that one rank alone changes; ranks that
+train on the same rows; and which rank's gradient was the first that is not finite. The bytes are sent after each of the
+first steps, and later after every 16th. Only if these show something are names and values exchanged.
 
 The bytes are combined by BitOr, to which a rank that has joined adds nothing. If one rank gives x and ~x, and another
 one something else, then some bit is set in both results.
@@ -49,17 +49,17 @@ _NOT_SENT = (HorovodInternalError, NotInitializedError, InvalidRequestError)  # 
 _PRESENT, _OPTIONS, _ROWS, _NOT_FINITE = 0, 1, 3, 5  # of the six words; a digest is followed by its complement
 
 _OF_OPTIONS = (
-    "hint: change options on all ranks alike; give a scheduler that looks at the loss the ranks' average of it, "
+    "hint: change options on all ranks alike; if a scheduler looks at the loss, give it the average over the ranks, "
     "hvd.allreduce(loss); HOROVOD_REPLICA_CHECK_STEPS=0 turns this check off"
 )
 _OF_ROWS = (
     "hint: give each rank its own part of the data: by a DistributedSampler, by dataset.shard(hvd.size(), hvd.rank()), "
-    "or by another random seed on each rank. If they are to have equal batches, as to try a model on one batch, ignore "
-    "this; HOROVOD_SAME_ROWS_CHECK=0 turns it off"
+    "or by another random seed on each rank. If the ranks should have the same rows, for example to test that a model "
+    "overfits one batch, ignore this; HOROVOD_SAME_ROWS_CHECK=0 turns it off"
 )
 _OF_FINITE = (
     "hint: look at the rows and the loss of that rank at that step. With a scaled loss (fp16) some such steps are "
-    "normal: the scaler skips them"
+    "normal: the scaler skips them. HOROVOD_FINITE_CHECK=off turns this check off"
 )
 
 
@@ -159,10 +159,10 @@ class StepCheck:
     def end(self, options: Options | None) -> None:
         """The gradients of the step are reduced: sends what is due, and judges what was sent before.
 
-        Warns on one rank, or raises on all of them, if the settings want an error. Nothing is sent beside the
-        gradients: if one of these fails, some ranks may never come here. Nothing waits for the other ranks, unless
-        there is something to tell, or the setting asks for it. `options`: gives names and values, which must be equal
-        on all ranks.
+        Warns on one rank, or raises on all of them, if the settings want an error. Nothing is sent before the
+        gradients are reduced: if that fails, some ranks may never come here. It waits for the other ranks only if there
+        is something to tell, before gradients are used, if the settings want that, and on a thread of its own.
+        `options`: gives names and values, which must be equal on all ranks.
         """
         self._steps.end()
         try:
@@ -268,7 +268,7 @@ class StepCheck:
         also = f"; {listed(others)} {'have' if len(others) > 1 else 'has'} such gradients, too" if others else ""
         text = (
             f"on rank {rank} the gradient of {quoted(found[rank][0])} is not finite"
-            f"{f', and {more} more' if more else ''}{also}\n{_OF_FINITE}"
+            f"{f', nor are {more} others there' if more else ''}{also}\n{_OF_FINITE}"
         )
         self._tell(text, "finite_check", list(found))
 

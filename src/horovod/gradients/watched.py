@@ -32,7 +32,10 @@ _DRAIN_TIMEOUT_S, _RAISED_TIMEOUT_S = 60.0, 2.0
 
 
 class Watched:
-    """A list of gradients of compiled steps. `options`: the names of what its last gradient holds; None: it is one."""
+    """A list of gradients of compiled steps.
+
+    `options`: the names of those that its last tensor holds; None if that is a gradient like the others.
+    """
 
     def __init__(
         self,

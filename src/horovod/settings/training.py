@@ -19,16 +19,22 @@ class TrainingSettings:
         "HOROVOD_REPLICA_CHECK",
         kinds.choice("warn", "error"),
         "warn",
-        "What an optimizer does if the ranks' parameters, or options such as the learning rate, differ before a step.",
+        "What an optimizer does if the ranks' parameters, or options such as the learning rate, differ.",
     )
     replica_check_steps: int = setting(
         "HOROVOD_REPLICA_CHECK_STEPS",
         kinds.integer(0),
         1,
-        "Optimizers compare the ranks' parameters before their first step, and the first after a join; options, such "
-        "as the learning rate, also later. "
-        "Above 1: again before every so many steps. 0: never. "
-        "In steps that are compiled (tf.function, Keras' fit, jax.jit) only options are.",
+        "Optimizers compare the ranks' parameters before their first step, and before the first after a join. "
+        "Above 1: again before every so many steps. Options, such as the learning rate, are compared after each of the "
+        "first 16 steps, and then after every 16th. 0: neither. "
+        "In steps that are compiled (tf.function, Keras' fit, jax.jit) only options are compared.",
+    )
+    replica_check_whole: bool = setting(
+        "HOROVOD_REPLICA_CHECK_WHOLE",
+        kinds.switch(),
+        False,
+        "Compare all elements of the parameters and the optimizer's state at these steps, not a sample.",
     )
     same_rows_check: bool = setting(
         "HOROVOD_SAME_ROWS_CHECK",
@@ -41,13 +47,7 @@ class TrainingSettings:
         kinds.choice("off", "warn", "error"),
         "off",
         "What an optimizer does if a gradient of some rank is not finite. It names the first rank, tensor and step. "
-        "All elements of all gradients are looked at.",
-    )
-    replica_check_whole: bool = setting(
-        "HOROVOD_REPLICA_CHECK_WHOLE",
-        kinds.switch(),
-        False,
-        "Compare all elements of the parameters and the optimizer's state at these steps, not a sample.",
+        "All elements of the gradients are looked at.",
     )
     status_interval_s: float = setting(
         "HOROVOD_STATUS_INTERVAL_SECONDS",

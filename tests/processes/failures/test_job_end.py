@@ -291,7 +291,7 @@ def test_repeated_interrupts_end_a_job_whose_output_nobody_reads(tmp_path: Path)
 
 
 def test_who_does_not_stop_asking_gets_the_same_code(tmp_path: Path) -> None:
-    with Job(tmp_path, "-np", "1", python("ready()\ntime.sleep(600)")) as job:
+    with Job(tmp_path, "-np", "1", python("import time\nready()\ntime.sleep(600)")) as job:
         job.wait_ready(1)
         while job.process.poll() is None:
             job.process.send_signal(signal.SIGINT)
