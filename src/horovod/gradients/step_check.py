@@ -268,7 +268,7 @@ class StepCheck:
         also = f"; {listed(others)} {'have' if len(others) > 1 else 'has'} such gradients, too" if others else ""
         text = (
             f"on rank {rank} the gradient of {quoted(found[rank][0])} is not finite"
-            f"{f', nor are {more} others there' if more else ''}{also}\n{_OF_FINITE}"
+            f"{f', and {more} more of this rank' if more else ''}{also}\n{_OF_FINITE}"
         )
         self._tell(text, "finite_check", list(found))
 
