@@ -20,8 +20,13 @@ constexpr int32_t kFirstLasting = 1 << 30;
 // Stands for a set in compiled functions and saved models: its number may be another set's in a later generation, or
 // in another process. It goes by the ranks alone; no number of a set is as large.
 inline int32_t lasting_number(std::span<const int32_t> ranks) {
-  uint64_t hash = 14695981039346656037U;  // FNV-1a, a rank at a time
-  for (const int32_t rank : ranks) hash = (hash ^ static_cast<uint32_t>(rank)) * 1099511628211U;
+  uint64_t hash = 0;
+  for (const int32_t rank : ranks) {  // splitmix64: lists that are alike have nothing in common
+    hash += static_cast<uint32_t>(rank) + 0x9E3779B97F4A7C15U;
+    hash = (hash ^ hash >> 30) * 0xBF58476D1CE4E5B9U;
+    hash = (hash ^ hash >> 27) * 0x94D049BB133111EBU;
+    hash ^= hash >> 31;
+  }
   return kFirstLasting | static_cast<int32_t>(hash >> 34);
 }
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-STEPS, CHANGES_AT = 24, 16
+STEPS, CHANGES_AT = 40, 32
 
 
 def heard(work: Callable[[], Any]) -> list[str]:

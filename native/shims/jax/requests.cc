@@ -27,7 +27,8 @@ bool is_same_place(const Collective& collective, hvd_status* status) {
                      "the function was compiled for rank " + std::to_string(collective.member) + " of " +
                          std::to_string(collective.members) + ", and this is rank " + std::to_string(member) + " of " +
                          std::to_string(members) +
-                         "\nhint: jax.clear_caches() after hvd.init() with another number of ranks");
+                         "\nhint: jax.clear_caches() after hvd.init() with another number of ranks; what was exported "
+                         "has to be exported again");
   return false;
 }
 

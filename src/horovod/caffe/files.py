@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 from horovod.caffe.errors import CaffeError
 from horovod.caffe.schema import message
 from horovod.caffe.upgrade import upgrade_net
+from horovod.core.wording import on_one_line
 from horovod.world.files.whole import replacement
 
 __all__ = [
@@ -66,7 +67,7 @@ def replacing(path: str) -> Iterator[str]:
         with replacement(path) as partial:
             yield partial
     except OSError as error:
-        raise CaffeError(f"{path}: cannot be written: {error.strerror or error}{_room(path)}") from error
+        raise CaffeError(f"{on_one_line(path)}: cannot be written: {error.strerror or error}{_room(path)}") from error
 
 
 def _room(path: str) -> str:
@@ -82,9 +83,9 @@ def _read_binary(path: str, kind: str) -> Any:
     try:
         parsed.ParseFromString(Path(path).read_bytes())
     except OSError as error:
-        raise CaffeError(f"{path}: cannot be read: {error}") from error
+        raise CaffeError(f"{on_one_line(path)}: cannot be read: {error}") from error
     except DecodeError as error:
-        raise CaffeError(f"{path}: is not a binary {kind} of Caffe: {error}") from error
+        raise CaffeError(f"{on_one_line(path)}: is not a binary {kind} of Caffe: {error}") from error
     return parsed
 
 
@@ -94,7 +95,7 @@ def array_of(blob: Any, path: str = "blob") -> Array:
     shape = list(blob.shape.dim) if blob.HasField("shape") else legacy
     values = np.array(blob.double_data, np.float32) if blob.double_data else _floats(blob.data)
     if values.size != int(np.prod(shape, dtype=np.int64)):
-        raise CaffeError(f"{path}: a blob of shape {shape} has {values.size} values")
+        raise CaffeError(f"{on_one_line(path)}: a blob of shape {shape} has {values.size} values")
     return values.reshape(shape)
 
 
@@ -139,7 +140,7 @@ def read_weights(path: str) -> Weights:
     if is_hdf5(path):
         with _hdf5(path, "r") as file:
             if "data" not in file:
-                raise CaffeError(f"{path}: has no group `data`: it is not a .caffemodel.h5")
+                raise CaffeError(f"{on_one_line(path)}: has no group `data`: it is not a .caffemodel.h5")
             return {name: _numbered(group) for name, group in file["data"].items() if len(group)}
     net = _read_binary(path, "NetParameter")
     upgrade_net(net)
@@ -175,7 +176,7 @@ def read_state(path: str) -> State:
                 numbers = [int(np.asarray(file[name][()]).item()) for name in ("iter", "current_step")]
                 return State(numbers[0], learned, _numbered(file["history"]), numbers[1])
             except KeyError as error:
-                raise CaffeError(f"{path}: is not a .solverstate.h5: {error}") from error
+                raise CaffeError(f"{on_one_line(path)}: is not a .solverstate.h5: {error}") from error
     state = _read_binary(path, "SolverState")
     history = [array_of(blob, path) for blob in state.history]
     return State(state.iter, state.learned_net, history, state.current_step, state.minimum_loss, state.iter_last_event)
@@ -216,4 +217,4 @@ def _hdf5(path: str, mode: str) -> Iterator[Any]:
         with h5py.File(path, mode) as file:
             yield file
     except OSError as error:
-        raise CaffeError(f"{path}: cannot be opened as HDF5: {error}") from error
+        raise CaffeError(f"{on_one_line(path)}: cannot be opened as HDF5: {error}") from error

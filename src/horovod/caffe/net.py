@@ -24,6 +24,7 @@ from horovod.caffe.prototxt import Origin, read_text
 from horovod.caffe.replicas import Replicas
 from horovod.caffe.schema import message
 from horovod.caffe.upgrade import upgrade_net
+from horovod.core.wording import on_one_line
 
 __all__ = ["TEST", "TRAIN", "Net", "Parameter", "read_net"]
 
@@ -236,12 +237,12 @@ class Net:
 
     def _copy(self, layer: Layer, blobs: list[Array], path: str) -> None:
         if len(blobs) != len(layer.blobs):
-            layer.fail(f"has {len(layer.blobs)} blobs, and {len(blobs)} in {path}")
+            layer.fail(f"has {len(layer.blobs)} blobs, and {len(blobs)} in {on_one_line(path)}")
         for index, (target, values) in enumerate(zip(layer.blobs, blobs, strict=True)):
             # Old files have four axes, filled up with ones in front.
             legacy = values.ndim == 4 and (1,) * (4 - target.ndim) + tuple(target.shape) == values.shape
             if values.shape != tuple(target.shape) and not legacy:
-                shapes = f"{list(target.shape)} here, {list(values.shape)} in {path}"
+                shapes = f"{list(target.shape)} here, {list(values.shape)} in {on_one_line(path)}"
                 layer.fail(
                     f"blob {index}: the shapes differ: {shapes}\nhint: give the layer a new name to start afresh"
                 )

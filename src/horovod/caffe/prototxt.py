@@ -12,6 +12,7 @@ from google.protobuf import text_format
 
 from horovod.caffe.errors import CaffeError, nearest
 from horovod.caffe.schema import message
+from horovod.core.wording import on_one_line
 
 __all__ = ["Origin", "read_text"]
 
@@ -45,7 +46,7 @@ class Origin:
     def error(self, text: str, field: str = "", value: str = "") -> CaffeError:
         """An error at the line of `field: "value"`, or about the whole file."""
         line = self.line_of(field, value) if field else None
-        error = CaffeError(f"{self.path}:{line}: {text}" if line else f"{self.path}: {text}")
+        error = CaffeError(f"{on_one_line(self.path)}:{line}: {text}" if line else f"{self.path}: {text}")
         error.located = True
         return error
 
@@ -68,7 +69,7 @@ def read_text(path: str, kind: str) -> tuple[Any, Origin]:
 
 def _explained(path: str, error: text_format.ParseError) -> str:
     line, column = error.GetLine(), error.GetColumn()
-    place = f"{path}:{line}:{column}" if line is not None else path
+    place = on_one_line(path) + (f":{line}:{column}" if line is not None else "")
     detail = re.sub(r"^\d+:\d+ : ", "", str(error))
     if found := _NO_FIELD.search(detail):
         if found["name"] in _INTEL.get(found["message"], ()):

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from horovod.caffe.errors import CaffeError, nearest
-from horovod.core.wording import tell
+from horovod.core.wording import on_one_line, tell
 from horovod.settings import current_environment
 from horovod.world.files.places import make_folder
 from horovod.world.files.whole import open_in_place, write_whole
@@ -101,10 +101,10 @@ def hosts_of(path: str) -> list[str]:
     try:
         lines = Path(path).read_text(encoding="utf-8").split("\n")
     except OSError as error:
-        raise CaffeError(f"--hostfile {path}: cannot be read: {error}") from error
+        raise CaffeError(f"--hostfile {on_one_line(path)}: cannot be read: {error}") from error
     hosts = sorted({line.split()[0] for line in lines if line.strip() and not line.startswith("#")})
     if not hosts:
-        raise CaffeError(f"--hostfile {path}: has no hosts")
+        raise CaffeError(f"--hostfile {on_one_line(path)}: has no hosts")
     return hosts
 
 

@@ -19,6 +19,7 @@ from horovod.caffe.net import Net
 from horovod.caffe.rates import Progress, Rates
 from horovod.caffe.replicas import Replicas
 from horovod.caffe.updates import CaffeOptimizer
+from horovod.core.wording import on_one_line
 
 __all__ = ["Snapshots"]
 
@@ -61,7 +62,7 @@ class Snapshots:
 
     def restore(self, path: str, net: Net, optimizer: CaffeOptimizer, rates: Rates) -> int:
         """Goes on from a solver state and the weights that it names; returns the iteration. All ranks call it."""
-        self._log.info(f"Restoring previous solver status from {path}")
+        self._log.info(f"Restoring previous solver status from {on_one_line(path)}")
         numbers = None
         if self._replicas.rank == 0:
             state = read_state(path)
@@ -82,10 +83,12 @@ class Snapshots:
 def _take_history(state: State, history: list[Tensor], path: str) -> None:
     if len(state.history) != len(history):
         raise CaffeError(
-            f"{path}: has {len(state.history)} history blobs, and this solver needs {len(history)}\n"
+            f"{on_one_line(path)}: has {len(state.history)} history blobs, and this solver needs {len(history)}\n"
             "hint: the state is another solver's type or another net's"
         )
     for index, (target, values) in enumerate(zip(history, state.history, strict=True)):
         if target.numel() != values.size:
-            raise CaffeError(f"{path}: history {index} has shape {values.shape}, expected {list(target.shape)}")
+            raise CaffeError(
+                f"{on_one_line(path)}: history {index} has shape {values.shape}, expected {list(target.shape)}"
+            )
         target.copy_(torch.from_numpy(values.reshape(target.shape)))

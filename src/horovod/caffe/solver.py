@@ -26,6 +26,7 @@ from horovod.caffe.solver_nets import net_sources
 from horovod.caffe.testing import common_statistics, log_outputs, mean_outputs
 from horovod.caffe.updates import CaffeOptimizer
 from horovod.caffe.upgrade import upgrade_solver
+from horovod.core.wording import on_one_line
 
 __all__ = ["Solver", "read_solver"]
 
@@ -63,7 +64,7 @@ class Solver:
     def _load_weights(self) -> None:
         """Those of the solver's `weights`. Rank 0 reads; the others get its values."""
         for path in itertools.chain(*map(listed, self.proto.weights)) if self.replicas.rank == 0 else ():
-            self.log.info(f"Finetuning from {path}")
+            self.log.info(f"Finetuning from {on_one_line(path)}")
             for name in self.net.load(path):
                 self.log.info(f"Ignoring source layer {name}")
         self.net.share_weights()

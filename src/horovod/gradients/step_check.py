@@ -30,20 +30,20 @@ from horovod.core.tracebacks import warn
 from horovod.core.wording import quoted
 from horovod.gradients.among_ranks import ANSWER_TIMEOUT_S, NoAnswerError, Steps, answer, listed, texts_of_all
 
-__all__ = ["EACH_UNTIL", "EVERY", "Options", "StepCheck", "floats_of", "given", "sampled", "step_check"]
+__all__ = ["EVERY", "SAMPLED_STEPS", "Options", "StepCheck", "floats_of", "given", "sampled", "step_check"]
 
 Options = Callable[[], Iterable[tuple[str, Any]]]
 
 _log = logging.getLogger("horovod")
 
-EACH_UNTIL, EVERY = 16, 16  # the steps whose options are compared
-_SAMPLED_STEPS = 12
+EACH_UNTIL, EVERY = 16, 16  # the steps whose options are compared: fewer than SAMPLED_STEPS at first
+SAMPLED_STEPS = 20
 _LEAVE_TIMEOUT_S = 2.0
 _SAMPLE = 16  # elements of a gradient
 # Gradients of one batch change smoothly from step to step, or from step to next but one if the learning rate is so high
 # that they swing; those of different batches do not: of independent numbers the second differences are 3 times the
-# first ones (by their squares), less in a few steps.
-_ROUGH = 1.2
+# first ones (by their squares), 2.2 to 2.9 in so few steps. Between lie steps that are too long: either may be.
+_ROUGH = 2.0
 _ALL = 0xFFFFFFFF
 _NOT_SENT = (HorovodInternalError, NotInitializedError, InvalidRequestError)  # the last: this rank has joined, say
 _PRESENT, _OPTIONS, _ROWS, _NOT_FINITE = 0, 1, 3, 5  # of the six words; a digest is followed by its complement
@@ -292,7 +292,7 @@ class StepCheck:
         if not several or words[_ROWS] & words[_ROWS + 1]:
             self._watches_rows = False
             self._history.clear()
-        elif len(self._history) >= _SAMPLED_STEPS:
+        elif len(self._history) >= SAMPLED_STEPS:
             history, self._history = self._history, []
             self._watches_rows = False
             if _roughness(history) > _ROUGH:

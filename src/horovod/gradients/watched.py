@@ -21,7 +21,7 @@ from horovod.core import context as contexts
 from horovod.core.exceptions import HorovodInternalError, MismatchError, NotInitializedError, named, text_of
 from horovod.core.process_sets import ProcessSet
 from horovod.core.wording import tell
-from horovod.gradients.step_check import EACH_UNTIL, EVERY, StepCheck, complete_all
+from horovod.gradients.step_check import EVERY, SAMPLED_STEPS, StepCheck, complete_all
 from horovod.settings import Settings
 
 __all__ = ["MOST_OPTIONS", "Watched", "follow", "watched"]
@@ -94,7 +94,7 @@ def watched(
         _listen(library)
         number = len(_by_number)
         every = 1 if looks_at_all else EVERY
-        library.hvd_watch_list(number, len(gradients) + (options is not None), EACH_UNTIL, every, int(looks_at_all))
+        library.hvd_watch_list(number, len(gradients) + (options is not None), SAMPLED_STEPS, every, int(looks_at_all))
         check = StepCheck(f"compiled.{name}", label, process_set, _warn)
         _lists[key] = Watched(library, number, check, gradients, options)
         _by_number.append(_lists[key])

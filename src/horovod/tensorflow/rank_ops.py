@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from horovod.core import context as contexts
 from horovod.tensorflow import xla
 from horovod.tensorflow.shim import operations
 
@@ -13,7 +14,10 @@ __all__ = ["local_rank_op", "local_size_op", "process_set_included_op", "rank_op
 
 def _place(what: str, process_set: int, name: str | None) -> tf.Tensor:
     xla.refuse(f"{what}_op")
-    return operations().horovod_place(what=what, process_set=process_set, name=name)
+    known = contexts.current().sets.get(process_set) if process_set and contexts.is_initialized() else None
+    # A set's id means another one after the next init: the node holds its ranks.
+    number = process_set if known is None else known.lasting
+    return operations().horovod_place(what=what, process_set=number, name=name)
 
 
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:

@@ -257,3 +257,17 @@ def test_workers_that_cannot_be_dealt_evenly_are_refused(tmp_path: Path) -> None
         (outcome,) = world.run_each(run, COMPUTE_WORKER, str(tmp_path / "config.json"))
     assert "InvalidRequestError: 1 workers cannot be dealt to 2 dispatchers evenly" in outcome.traceback
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="not run: needs root")
+def test_a_config_that_another_user_may_have_put_there_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    path = tmp_path / "config\n.json"
+    path.write_text("{}")
+    os.chown(path, 65534, 65534)
+    with pytest.raises(OSError, match=r"belongs to user 65534"):
+        TfDataServiceConfig.read(str(path))
+    os.chown(path, 0, 0)
+    path.write_text("no json")
+    with pytest.raises(ValueError, match=r"config\\n\.json is not a config of the data service"):
+        TfDataServiceConfig.read(str(path))

@@ -165,7 +165,7 @@ TEST(the_memory_of_a_set_comes_back_though_the_leader_is_no_member) {
 }
 
 TEST(a_lasting_number_means_the_set_of_the_same_ranks) {
-  const std::vector<int32_t> ranks = {0, 4, 5, 6, 8, 10, 11, 13, 14}, twin = {1, 3, 5, 6, 7, 9, 10, 14, 15};
+  const std::vector<int32_t> ranks = {0, 3, 5, 6, 9}, twin = {1, 2, 3, 5, 6, 7, 8, 11, 12, 15};
   const int32_t lasting = lasting_number(ranks);
   EXPECT(lasting == lasting_number(twin));  // found by trying all lists of up to 16 ranks
   run_sets(16, Wiring::kSharedMemory, [&](Engine& engine, int rank) {
@@ -177,11 +177,11 @@ TEST(a_lasting_number_means_the_set_of_the_same_ranks) {
     EXPECT(has(place(lasting), HVD_INVALID_ARGUMENT, {"is not registered"}));
     add_set(engine, {2, 3});
     add_set(engine, ranks);
-    EXPECT(place(lasting).ok() && members == 9 && (member == 0) == (rank == 0));
+    EXPECT(place(lasting).ok() && members == 5 && (member == 0) == (rank == 0));
     const int32_t second = add_set(engine, twin);
     EXPECT(has(place(lasting), HVD_INVALID_ARGUMENT, {"two process sets"}));
     EXPECT(remove_set(engine, second).ok());
-    EXPECT(place(lasting).ok() && members == 9);
+    EXPECT(place(lasting).ok() && members == 5);
   });
 }
 

@@ -12,6 +12,7 @@ from horovod.caffe.data.records import Lmdb, write_lmdb
 from horovod.caffe.errors import CaffeError, nearest
 from horovod.caffe.files import replacing
 from horovod.caffe.flags import Flags
+from horovod.core.wording import on_one_line
 
 __all__ = ["Database", "backend_flag", "open_database", "write_database"]
 
@@ -38,7 +39,7 @@ def write_database(backend: str, path: str, records: Iterable[tuple[bytes, Any]]
     """
     _check(backend)
     if Path(path).exists():
-        raise CaffeError(f"{path}: exists already")
+        raise CaffeError(f"{on_one_line(path)}: exists already")
     with replacing(path) as partial:
         return _WRITERS[backend](partial, records)
 

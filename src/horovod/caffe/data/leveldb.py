@@ -12,6 +12,7 @@ from typing import Any
 
 from horovod.caffe.data.records import BATCH, datum_of
 from horovod.caffe.errors import CaffeError
+from horovod.core.wording import on_one_line
 
 __all__ = ["LevelDb", "write_leveldb"]
 
@@ -48,11 +49,11 @@ class LevelDb:
 
     def __init__(self, path: str) -> None:
         if not Path(path).is_dir():
-            raise CaffeError(f"{path}: there is no such folder")
+            raise CaffeError(f"{on_one_line(path)}: there is no such folder")
         if not (Path(path) / "CURRENT").is_file():
             is_lmdb = (Path(path) / "data.mdb").is_file()
             hint = "\nhint: it is an LMDB: set backend: LMDB (the default is LEVELDB)" if is_lmdb else ""
-            raise CaffeError(f"{path}: is not a LevelDB: it has no file CURRENT{hint}")
+            raise CaffeError(f"{on_one_line(path)}: is not a LevelDB: it has no file CURRENT{hint}")
         plyvel = _plyvel()
         self.path, self._error = path, plyvel.Error
         self._folder = tempfile.TemporaryDirectory(prefix="caffe-leveldb-")
@@ -63,10 +64,10 @@ class LevelDb:
             first = next(self._cursor, None)
         except (plyvel.Error, OSError) as error:
             self._folder.cleanup()
-            raise CaffeError(f"{path}: cannot be read as a LevelDB: {error}") from error
+            raise CaffeError(f"{on_one_line(path)}: cannot be read as a LevelDB: {error}") from error
         if first is None:
             self.close()
-            raise CaffeError(f"{path}: the LevelDB has no records")
+            raise CaffeError(f"{on_one_line(path)}: the LevelDB has no records")
         self._place, self._now = 0, first
 
     def __getitem__(self, index: int) -> Any:
@@ -82,7 +83,7 @@ class LevelDb:
                 self._cursor = iter(self._database.iterator(fill_cache=False))
                 record = next(self._cursor)
         except self._error as error:
-            raise CaffeError(f"{self.path}: cannot be read as a LevelDB: {error}") from error
+            raise CaffeError(f"{on_one_line(self.path)}: cannot be read as a LevelDB: {error}") from error
         return record
 
     def __iter__(self) -> Iterator[Any]:

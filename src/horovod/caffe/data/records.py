@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from horovod.caffe.data.transform import Image, decode
 from horovod.caffe.errors import CaffeError
 from horovod.caffe.schema import message
+from horovod.core.wording import on_one_line
 
 __all__ = ["BATCH", "Lmdb", "datum_of", "image_of", "write_lmdb"]
 
@@ -50,20 +51,20 @@ class Lmdb:
     def __init__(self, path: str) -> None:
         lmdb = _lmdb()
         if not Path(path).is_dir():
-            raise CaffeError(f"{path}: there is no such folder")
+            raise CaffeError(f"{on_one_line(path)}: there is no such folder")
         if not (Path(path) / "data.mdb").is_file():
             hint = "\nhint: it is a LevelDB: set backend: LEVELDB" if (Path(path) / "CURRENT").is_file() else ""
-            raise CaffeError(f"{path}: is not an LMDB: it has no file data.mdb{hint}")
+            raise CaffeError(f"{on_one_line(path)}: is not an LMDB: it has no file data.mdb{hint}")
         self.path, self._place = path, os.path.realpath(path)
         try:
             self._environment = _opened(lmdb, self._place)
             with self._environment.begin() as transaction:
                 self.keys: list[bytes] = list(transaction.cursor().iternext(values=False))
         except lmdb.Error as error:
-            raise CaffeError(f"{path}: cannot be read as an LMDB: {error}") from error
+            raise CaffeError(f"{on_one_line(path)}: cannot be read as an LMDB: {error}") from error
         if not self.keys:
             self.close()
-            raise CaffeError(f"{path}: the LMDB has no records")
+            raise CaffeError(f"{on_one_line(path)}: the LMDB has no records")
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -93,7 +94,7 @@ def datum_of(value: bytes, path: str, key: bytes) -> Any:
     try:
         datum.ParseFromString(value)
     except DecodeError as error:
-        raise CaffeError(f"{path}: record {key!r} is not a Datum: {error}") from error
+        raise CaffeError(f"{on_one_line(path)}: record {key!r} is not a Datum: {error}") from error
     return datum
 
 
@@ -104,7 +105,7 @@ def image_of(datum: Any, is_color: bool | None = None, name: str = "record") -> 
     shape = (datum.channels, datum.height, datum.width)
     values = np.frombuffer(datum.data, np.uint8) if datum.data else np.array(datum.float_data, np.float32)
     if values.size != int(np.prod(shape)):
-        raise CaffeError(f"{name}: a Datum of shape {list(shape)} has {values.size} values")
+        raise CaffeError(f"{on_one_line(name)}: a Datum of shape {list(shape)} has {values.size} values")
     return values.reshape(shape)
 
 

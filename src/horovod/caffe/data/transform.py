@@ -9,6 +9,7 @@ import numpy as np
 
 from horovod.caffe.errors import CaffeError
 from horovod.caffe.files import read_blob
+from horovod.core.wording import on_one_line
 
 __all__ = ["Transformer", "decode", "opencv"]
 
@@ -32,7 +33,7 @@ def decode(content: bytes, is_color: bool | None, name: str) -> Image:
     flag = cv2.IMREAD_UNCHANGED if is_color is None else cv2.IMREAD_COLOR if is_color else cv2.IMREAD_GRAYSCALE
     pixels = cv2.imdecode(np.frombuffer(content, np.uint8), flag)
     if pixels is None:
-        raise CaffeError(f"{name}: is not an image that OpenCV can decode")
+        raise CaffeError(f"{on_one_line(name)}: is not an image that OpenCV can decode")
     return channels_first(pixels)
 
 

@@ -18,6 +18,7 @@ from horovod.caffe.data.transform import Image, Transformer
 from horovod.caffe.errors import CaffeError
 from horovod.caffe.fillers import fill
 from horovod.caffe.layers.base import Context, Layer, filler, layer
+from horovod.core.wording import on_one_line
 
 __all__ = ["Batches", "Input"]
 
@@ -97,7 +98,9 @@ class Data(Batches):
             name = f"{self.records.path}: record {index}"
             image = self.transform(image_of(datum, self.is_color, name))
             if image.shape != images.shape[1:]:
-                raise CaffeError(f"{name} has shape {list(image.shape)}, and the first one {list(images.shape[1:])}")
+                raise CaffeError(
+                    f"{on_one_line(name)} has shape {list(image.shape)}, and the first one {list(images.shape[1:])}"
+                )
             images[place], labels[place] = image, datum.label
         return [images, labels][: len(self.proto.top)]
 
@@ -121,10 +124,12 @@ class HDF5Data(Batches):
             with hdf5(path) as file:
                 missing = [name for name in self.proto.top if name not in file]
                 if missing:
-                    raise CaffeError(f"{path}: has no data set {missing[0]!r}; there are {', '.join(file)}")
+                    raise CaffeError(
+                        f"{on_one_line(path)}: has no data set {missing[0]!r}; there are {', '.join(file)}"
+                    )
                 shapes = [file[name].shape for name in self.proto.top]
             if len({shape[0] for shape in shapes}) != 1:
-                raise CaffeError(f"{path}: the data sets differ in length: {shapes}")
+                raise CaffeError(f"{on_one_line(path)}: the data sets differ in length: {shapes}")
             sizes.append(shapes[0][0])
         self.starts = np.cumsum([0, *sizes])
         order = self._order if param.shuffle else None
@@ -161,7 +166,7 @@ def hdf5(path: str) -> Any:
     try:
         return h5py.File(path, "r")
     except OSError as error:
-        raise CaffeError(f"{path}: cannot be opened as HDF5: {error}") from error
+        raise CaffeError(f"{on_one_line(path)}: cannot be opened as HDF5: {error}") from error
 
 
 def lines_of(path: str) -> list[str]:
@@ -171,10 +176,10 @@ def lines_of(path: str) -> list[str]:
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise CaffeError(f"{path}: cannot be read: {error}") from error
+        raise CaffeError(f"{on_one_line(path)}: cannot be read: {error}") from error
     found = [line.strip() for line in lines if line.strip()]
     if not found:
-        raise CaffeError(f"{path}: has no lines")
+        raise CaffeError(f"{on_one_line(path)}: has no lines")
     return found
 
 

@@ -12,6 +12,7 @@ from horovod.caffe.data.transform import Image, channels_first, decode, opencv
 from horovod.caffe.errors import CaffeError
 from horovod.caffe.layers.base import layer
 from horovod.caffe.layers.data import Batches, lines_of
+from horovod.core.wording import on_one_line
 
 __all__ = ["ImageData", "load_image"]
 
@@ -21,7 +22,7 @@ def load_image(path: str, is_color: bool = True, height: int = 0, width: int = 0
     try:
         content = Path(path).read_bytes()
     except OSError as error:
-        raise CaffeError(f"{path}: cannot be read: {error}") from error
+        raise CaffeError(f"{on_one_line(path)}: cannot be read: {error}") from error
     image = decode(content, is_color, path)
     if not (height and width):
         return image
@@ -67,6 +68,6 @@ class ImageData(Batches):
             image = self.transform(self._load(index))
             if image.shape != images.shape[1:]:
                 path, shape = self.files[index][0], list(image.shape)
-                raise CaffeError(f"{path} has shape {shape}, and the first image {list(images.shape[1:])}")
+                raise CaffeError(f"{on_one_line(path)} has shape {shape}, and the first image {list(images.shape[1:])}")
             images[place], labels[place] = image, self.files[index][1]
         return [images, labels][: len(self.proto.top)]

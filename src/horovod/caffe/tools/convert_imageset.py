@@ -20,6 +20,7 @@ from horovod.caffe.layers.data import lines_of
 from horovod.caffe.layers.images import load_image
 from horovod.caffe.log import Log
 from horovod.caffe.schema import message
+from horovod.core.wording import on_one_line
 
 __all__ = ["main"]
 
@@ -52,7 +53,7 @@ def records(flags: argparse.Namespace, log: Log) -> Iterator[tuple[bytes, Any]]:
             datum.channels, datum.height, datum.width = image.shape
             datum.data = image.tobytes()
             if flags.check_size and size not in (None, len(datum.data)):
-                raise CaffeError(f"{path}: has {len(datum.data)} bytes, and the images before it {size}")
+                raise CaffeError(f"{on_one_line(path)}: has {len(datum.data)} bytes, and the images before it {size}")
             size = len(datum.data)
         yield f"{index:08d}_{name}".encode(), datum
     if left_out == len(lines):

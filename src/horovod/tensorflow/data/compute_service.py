@@ -24,16 +24,17 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
 from horovod.core.exceptions import InvalidRequestError
-from horovod.core.wording import tell
+from horovod.core.wording import on_one_line, tell
 from horovod.settings import Settings
 from horovod.tensorflow.data.registry import ComputeClient
 from horovod.world.channel import ChannelError
-from horovod.world.files.whole import write_whole
+from horovod.world.files.whole import open_in_place, write_whole
 from horovod.world.tunnel import Tunnel
 
 __all__ = ["TfDataServiceConfig", "compute_worker_fn", "send_to_data_service", "tf_data_service"]
@@ -95,13 +96,16 @@ class TfDataServiceConfig:
         while wait_for_file_creation and not os.path.exists(filename):
             if not said and time.monotonic() - started > _SAY_AFTER_S:
                 said = True
-                tell(f"waiting for the data service's config {filename} ...")
+                tell(f"waiting for the data service's config {on_one_line(filename)} ...")
             threading.Event().wait(_LOOK_S)
-        with open(filename) as file:
+        # The config says who serves the data: another user must not put it there.
+        with os.fdopen(open_in_place(Path(filename), os.O_RDONLY)) as file:
             try:
                 content = json.load(file)
             except ValueError as error:
-                raise InvalidRequestError(f"{filename} is not a config of the data service: {error}") from error
+                raise InvalidRequestError(
+                    f"{on_one_line(filename)} is not a config of the data service: {error}"
+                ) from error
         return TfDataServiceConfig.from_dict(content)
 
 
