@@ -52,20 +52,26 @@ def _is_blocked(tasks: Path) -> bool:
         return False
 
 
-def seconds_of_descendants() -> dict[int, float]:
-    """Of each process below this one, by pid: the seconds that its threads have run, with those of children that it
-    has waited for, and that they have waited for a core."""
+def seconds_of_descendants(with_waits: bool = False) -> dict[int, float]:
+    """Processor seconds of each process below this one, with those of children that it has waited for, by pid.
+
+    with_waits: and the seconds that its threads have waited for a core.
+    """
     parents, seconds = {}, {}
     for entry in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):  # it has ended
             fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
-            ran_s = sum(map(int, fields[11:15])) / _TICKS_PER_S
-            parents[int(entry)], seconds[int(entry)] = int(fields[1]), ran_s + _waited_for_a_core_s(entry)
+            parents[int(entry)], seconds[int(entry)] = int(fields[1]), sum(map(int, fields[11:15])) / _TICKS_PER_S
+            seconds[int(entry)] += _waited_for_a_core_s(entry) if with_waits else 0.0
 
     def is_below(pid: int) -> bool:
         return parents.get(pid) == os.getpid() or (pid in parents and is_below(parents[pid]))
 
     return {pid: used_s for pid, used_s in seconds.items() if is_below(pid)}
+
+
+def busy_seconds_of_descendants() -> dict[int, float]:
+    return seconds_of_descendants(with_waits=True)
 
 
 def _waited_for_a_core_s(pid: str) -> float:
@@ -74,13 +80,13 @@ def _waited_for_a_core_s(pid: str) -> float:
 
 
 class Patience:
-    """A deadline that is renewed while there is progress. `seconds`: processor seconds by pid, by now."""
+    """A deadline that is renewed while there is progress. `seconds`: of running or waiting for a core, by pid."""
 
     def __init__(
         self,
         limit_s: float = LIMIT_S,
         clock: Callable[[], float] = time.monotonic,
-        seconds: Callable[[], dict[int, float]] = seconds_of_descendants,
+        seconds: Callable[[], dict[int, float]] = busy_seconds_of_descendants,
     ) -> None:
         self._limit_s, self._clock, self._seconds = limit_s, clock, seconds
         self._used_s: dict[int, float] | None = None  # when it was first looked at, or renewed
