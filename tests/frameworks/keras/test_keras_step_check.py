@@ -28,6 +28,7 @@ WAYS = [
 ]
 
 
+@pytest.mark.slow("trains with Keras")
 @pytest.mark.parametrize(("backend", "how", "kind"), WAYS)
 def test_learning_rates_and_rows_are_compared(worlds: WorldPool, backend: str, how: str, kind: str) -> None:
     def run() -> list[list[str]]:
